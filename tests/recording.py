@@ -6,6 +6,7 @@ from typing import Any
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import PreparedTransfer
+from rpcsvc.settlement.onchain.adapter import Payments
 from rpcsvc.store.database import Commit
 
 
@@ -24,16 +25,13 @@ class Recorder:
         self.signed.append(signed)
 
 
-async def sign(wallet: Any, transfer: Transfer, *companions: Transfer) -> PreparedTransfer:
-    """The recorded payment of the transfer; signs it if there is none, as the engine does.
-
-    ``wallet`` has the ``recorded`` and ``prepare`` of a chain adapter.
-    """
-    known: PreparedTransfer | None = await wallet.recorded(transfer)
+async def sign(payments: Payments, transfer: Transfer, *companions: Transfer) -> PreparedTransfer:
+    """The recorded payment of the transfer; signs it if there is none, as the engine does."""
+    known = await payments.recorded(transfer)
     if known is not None:
         return known
     record = Recorder()
-    await wallet.prepare(transfer, companions, record)
+    await payments.prepare(transfer, companions, record)
     return record.signed[0]
 
 

@@ -23,7 +23,7 @@ from rpcsvc.orders.settlement import LastAudit
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
+from rpcsvc.settlement.onchain.pause import PauseSwitch, throw
 from rpcsvc.store.database import BooksUnreadable
 
 log = structlog.get_logger(__name__)

@@ -35,17 +35,9 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     named,
     read_answer,
 )
-from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
-from rpcsvc.settlement.onchain.evm.node import (
-    WIDEST_LOG_RANGE,
-    Block,
-    Data,
-    EvmCall,
-    EvmClient,
-    Quantity,
-    Receipt,
-    Tag,
-)
+from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, Data, EvmCall, Quantity, Receipt, Tag
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 
 # Questions under way at once.
 _AT_ONCE: Final = 8

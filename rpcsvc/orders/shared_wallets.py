@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
+from typing_extensions import override
+
 from rpcsvc.clock import steady_ms
 from rpcsvc.domain.chains import MONERO_NETWORK, ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, Money
@@ -146,7 +148,7 @@ class WalletFacts(Protocol):
         ...
 
 
-class PublishedWallets:
+class PublishedWallets(OrderingWallets):
     """Implements OrderingWallets by what the replica that settles has published.
 
     States from before this object's first look don't count, nor do those older than what it has
@@ -187,18 +189,18 @@ class PublishedWallets:
         self._read_at = now
         return 0
 
+    @override
     def pooled(self, address: str, network: str) -> PooledOrder:
-        """The conditions of an order with this deposit address that ``network`` pays."""
         return PooledOrder(address, network, self._since or 0, MAX_AGE_MS)
 
     # --- taking orders -------------------------------------------------------------------------
 
+    @override
     def is_paused(self) -> bool:
-        """Whether the operator has stopped all outgoing money."""
         return self._facts.is_paused()
 
+    @override
     def require_ready(self) -> None:
-        """Raise errors.Unavailable when orders can't be taken now."""
         for network in self.networks:
             if (refusal := self._state(network).refusal) is not None:
                 raise Unavailable(refusal)
@@ -206,11 +208,8 @@ class PublishedWallets:
             if not addresses:
                 raise _no_address(asset)
 
+    @override
     def deposit_address(self, asset: Asset) -> str:
-        """An address of the pool; the order's transaction takes it. Raises errors.Unavailable.
-
-        At random, so that replicas seldom choose the same one.
-        """
         pool = self._pool[asset]
         if not pool:
             raise _no_address(asset)
@@ -218,8 +217,8 @@ class PublishedWallets:
         pool[chosen], pool[-1] = pool[-1], pool[chosen]
         return pool.pop()
 
+    @override
     def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        """Network fees as published. Raises errors.Unavailable while they are not known."""
         return Fees(self._fee(payout, chain), self._fee(deposit, chain))
 
     def _fee(self, asset: Asset, chain: str) -> int:
@@ -231,35 +230,35 @@ class PublishedWallets:
             )
         return fee
 
+    @override
     def holdings(self, network: str) -> Holdings:
-        """The spendable balance on a network. Raises errors.Unavailable."""
         state = self._state(network)
         if state.holdings is None:
             raise Unavailable(state.shortage or f"What can be paid on {network} is not known yet.")
         return state.holdings
 
+    @override
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
-        """Raise errors.InvalidDestination for an address that the token does not pay."""
         await self._facts.require_payable(network, address, field=field)
 
+    @override
     def estimated_seconds(self, deposit: Money, chain: str) -> int:
-        """The deposit's confirmations, and a block for the payout; in seconds."""
         return self._facts.estimated_seconds(deposit, chain)
 
     # --- orders --------------------------------------------------------------------------------
 
+    @override
     async def confirmations(self, key: DepositKey) -> int:
-        """The confirmations of a deposit, by the published height; 0 while it is not known."""
         found = self._states.get(key.network)
         height = None if found is None else found.state.height
         return 0 if height is None else await self._facts.confirmations_at(key, height)
 
+    @override
     def required_confirmations(self, network: str, units: int) -> int:
-        """The confirmations after which deposits of ``units`` in all are final on this network."""
         return self._facts.required_confirmations(network, units)
 
+    @override
     def states(self) -> Mapping[str, NetworkState]:
-        """The published state of each network; one that is too old is not up."""
         return {network: self._shown(network) for network in self.networks}
 
     def _shown(self, network: str) -> NetworkState:
@@ -269,8 +268,8 @@ class PublishedWallets:
             return NetworkState(is_up=False)
         return NetworkState(is_up=state.is_up, node_height=state.height)
 
+    @override
     async def health(self) -> Health:
-        """Whether orders can be taken here."""
         why = _why(self.require_ready)
         return Health(why is None, why)
 

@@ -24,7 +24,7 @@ from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.adapter import EvmNode
-from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Log, Receipt
+from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Log, Receipt
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.records import WalletRecord

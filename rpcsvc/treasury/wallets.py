@@ -30,8 +30,8 @@ from rpcsvc.orders.settlement import Noted, Settlement, Treasury
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import InventorySettings, read_chains
 from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.engine import SignedPayments
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
-from rpcsvc.settlement.onchain.guard import SignedPayments
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO

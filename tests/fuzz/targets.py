@@ -22,7 +22,8 @@ from rpcsvc.domain.webhooks import Targets, read_secret, read_url
 from rpcsvc.errors import InputError, InvalidJson
 from rpcsvc.settlement.onchain import daemon_rpc
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, RpcFailure
-from rpcsvc.settlement.onchain.evm.node import EvmCall, EvmClient, LogFilter, Tag
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import EvmCall, LogFilter, Tag
 from rpcsvc.settlement.onchain.journal import files
 from rpcsvc.settlement.onchain.journal_entries import from_body
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient

@@ -16,26 +16,23 @@ from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Verdict
 from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
-from rpcsvc.settlement.onchain.evm.connection import (
-    HOT_WALLET_INDEX,
-    EvmConnection,
-    EvmNetwork,
-    EvmOptions,
-)
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
-from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.node import (
-    EvmClient,
-    EvmSubmission,
-    EvmSubmissionResult,
-    Receipt,
-)
+from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import EvmSubmission, EvmSubmissionResult, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
-from rpcsvc.settlement.onchain.evm.records import EvmPayment, EvmPaymentState
+from rpcsvc.settlement.onchain.evm.records import (
+    EvmNetwork,
+    EvmOptions,
+    EvmPayment,
+    EvmPaymentState,
+    Inclusion,
+)
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.recording import Recorder
@@ -81,7 +78,9 @@ class EvmPayer:
     database: SqliteDatabase
     ledger: EvmPaymentLedger
     client: EvmClient
+    connection: EvmConnection
     payments: EvmPayments
+    upkeep: EvmUpkeep
     sweeps: EvmSweeps
     is_open: bool = True
     transfers: int = field(default=0)
@@ -106,7 +105,7 @@ class EvmPayer:
         if known is not None:
             return known
         record = Recorder()
-        await self.payments.prepare(transfer, record)
+        await self.payments.prepare(transfer, [], record)
         return record.signed[0]
 
     async def prepared(self, transfer: Transfer) -> Transfer:
@@ -140,6 +139,12 @@ class EvmPayer:
 
     async def live(self) -> list[EvmPayment]:
         return await self.ledger.payments_in(NETWORK, *LIVE)
+
+    async def inclusion(self, transfer: Transfer) -> Inclusion:
+        """Where the transfer's payment was mined."""
+        mined = (await self.payment(transfer)).inclusion
+        assert mined is not None
+        return mined
 
     async def receipts(self, transfer: Transfer) -> list[Receipt]:
         """Of all attempts that are mined."""
@@ -211,9 +216,21 @@ async def evm_payer(
     unrecorded, switch = UnrecordedLedger(database), PauseSwitch(data_dir)
     nonces = EvmNonces(connection, signer.address, ledger, unrecorded, switch)
     payments = EvmPayments(connection, signer, ledger, hands, _is_first, nonces)
+    upkeep = EvmUpkeep(connection, payments, ledger, hands)
     sweeps = EvmSweeps(connection, payments, ledger, KEYS, hands)
     made = EvmPayer(
-        anvil, token, data_dir, chosen, hands, database, ledger, client, payments, sweeps
+        anvil,
+        token,
+        data_dir,
+        chosen,
+        hands,
+        database,
+        ledger,
+        client,
+        connection,
+        payments,
+        upkeep,
+        sweeps,
     )
     try:
         yield made

@@ -21,11 +21,12 @@ from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmSubmission
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import EvmSubmission
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmOptions
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.recording import record_calls
 from tests.regtest.daemons import mined

@@ -14,8 +14,13 @@ from typing import Any, Final
 import orjson
 
 from rpcsvc.ids import system_random
-from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
-from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, create_mnemonic, read_mnemonic
+from rpcsvc.settlement.onchain.evm.keys import (
+    HOT_WALLET_INDEX,
+    EvmSigner,
+    HdKeys,
+    create_mnemonic,
+    read_mnemonic,
+)
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient

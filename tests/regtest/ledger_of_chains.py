@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm.node import LogFilter, Receipt
+from rpcsvc.settlement.onchain.evm.node_types import LogFilter, Receipt
 from rpcsvc.settlement.onchain.monero.monerod import Spent
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import (

@@ -40,9 +40,9 @@ async def funded_accounts(rpc: WalletRpc, miner: Miner, count: int) -> list[int]
 
 async def pay(adapter: Treasury, transfer: Transfer) -> Verdict:
     """Publish as the order layer does: only if the transaction is absent from the node."""
-    verdict = await adapter.adapter.look_up(transfer)
+    verdict = await adapter.adapter.payments.look_up(transfer)
     if verdict.outcome is Outcome.ABSENT:
-        verdict = await adapter.adapter.publish(transfer)
+        verdict = await adapter.adapter.payments.publish(transfer)
     return verdict
 
 
@@ -50,7 +50,7 @@ async def settle(adapter: Treasury, miner: Miner, transfer: Transfer) -> None:
     """Mine until the transfer is settled."""
     assert (await pay(adapter, transfer)).outcome is Outcome.PENDING
     await miner.mine(OPTIONS.settled_after)
-    assert await adapter.adapter.look_up(transfer) == Verdict(Outcome.SETTLED)
+    assert await adapter.adapter.payments.look_up(transfer) == Verdict(Outcome.SETTLED)
 
 
 async def sent(wallet: WalletClient) -> list[str]:

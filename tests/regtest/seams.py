@@ -12,12 +12,10 @@ from typing import Any, Final
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations
-from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.payment_ledger import AttemptEntry, EvmEntry, EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
-from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
-from rpcsvc.settlement.onchain.evm.records import EvmPurpose
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmPurpose
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
@@ -87,17 +85,17 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     # After: in the journal, not committed.
     "evm journal": (PaymentJournal, "_append", _journaled(EvmPurpose.TRANSFER)),
     # After: recorded as published, and not handed to the node.
-    "evm mark": (EvmPublisher, "_mark_published", _evm(EvmPurpose.TRANSFER)),
+    "evm mark": (EvmPayments, "_mark_published", _evm(EvmPurpose.TRANSFER)),
     # After: published, and not recorded as such.
-    "evm publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.TRANSFER)),
+    "evm publish": (EvmPayments, "hand_over", _evm(EvmPurpose.TRANSFER)),
     "evm note": (EvmPaymentLedger, "put_payment", _mined),
     # A payment is replaced at a higher fee: needs ``hasten``.
     "raise record": (EvmPaymentLedger, "add_attempt", _something),
     "raise journal": (PaymentJournal, "_append", _journaled_raise),
-    "raise publish": (EvmPublisher, "hand_over", _raised),
+    "raise publish": (EvmPayments, "hand_over", _raised),
     "sweep record": (EvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
     "sweep journal": (PaymentJournal, "_append", _journaled(EvmPurpose.SWEEP)),
-    "sweep publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.SWEEP)),
+    "sweep publish": (EvmPayments, "hand_over", _evm(EvmPurpose.SWEEP)),
     # After: the node has answered, and its answer is not recorded.
     "authorization look": (EvmAuthorizations, "carry_out", _something),
     "authorization record": (
@@ -106,7 +104,7 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
         _evm(EvmPurpose.AUTHORIZATION),
     ),
     "authorization journal": (PaymentJournal, "_append", _journaled(EvmPurpose.AUTHORIZATION)),
-    "authorization publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.AUTHORIZATION)),
+    "authorization publish": (EvmPayments, "hand_over", _evm(EvmPurpose.AUTHORIZATION)),
     "monero deposit": (MoneroLedger, "put_deposits", _something),
     "monero acknowledge": (MoneroLedger, "acknowledge", _something),
     # Before: nothing is signed.

@@ -14,9 +14,9 @@ import orjson
 import pytest
 
 from rpcsvc.domain import usdc
-from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import until
 from tests.regtest.exchange import USDC, XMR, Exchange, create, reaches, swept

@@ -19,9 +19,10 @@ from rpcsvc.audit.records import (
 )
 from rpcsvc.domain import usdc
 from rpcsvc.ids import system_random
-from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.node import Block, EvmClient
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient

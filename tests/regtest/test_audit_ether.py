@@ -9,10 +9,10 @@ from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.records import Books, Ether, OpeningEntry, PaymentEntry, Watched
 from rpcsvc.domain import usdc
 from rpcsvc.ids import system_random
-from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import EvmSubmission
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.evm.node_types import EvmSubmission
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from tests.regtest.commands import command
 from tests.regtest.daemons import mined
 from tests.regtest.exchange import ETHER, XMR, Exchange, create, reaches

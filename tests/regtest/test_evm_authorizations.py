@@ -18,10 +18,10 @@ from rpcsvc.domain.authorizations import AuthorizationRefused, Reason, SignedAut
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.node import Tag
-from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
+from rpcsvc.settlement.onchain.evm.node import EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Tag
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.records import EvmPayment, EvmPaymentState, EvmPurpose
 from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationState
 from tests.regtest.daemons import Anvil, mined
@@ -134,7 +134,7 @@ async def rig(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Rig]:
 
 async def test_an_authorization_is_sent_once_and_followed(rig: Rig) -> None:
     record = rig.record()
-    assert rig.authorizations.domain == rig.own.token.domain
+    assert rig.connection.domain == rig.own.token.domain
     await rig.authorizations.require_usable(record)
     assert await rig.sent() == 0
     await rig.own.controls.automine(enabled=False)
@@ -150,7 +150,7 @@ async def test_an_authorization_is_sent_once_and_followed(rig: Rig) -> None:
     assert await rig.outcome(sent) == (Outcome.SETTLED, txid)
     assert await rig.balance() == VALUE
     await rig.own.controls.mine(rig.own.network.settled_after)
-    await rig.own.payments.maintain()
+    await rig.own.upkeep.maintain()
     after = await rig.payment(record)
     assert after is not None
     assert (after.state, after.order.purpose) == (EvmPaymentState.SETTLED, EvmPurpose.AUTHORIZATION)
@@ -228,7 +228,7 @@ async def test_a_reverted_one_fails_only_once_it_ran_out(rig: Rig) -> None:
     await controls.mine()
     await rig.own.token.client.submit(bytes.fromhex(payment.latest.raw))
     await controls.mine(rig.own.network.failed_after + 1)
-    await rig.own.payments.maintain()
+    await rig.own.upkeep.maintain()
     reverted = await rig.payment(record)
     assert reverted is not None
     assert reverted.state is EvmPaymentState.FAILED
@@ -249,7 +249,7 @@ async def test_one_that_a_reorg_took_is_mined_again(rig: Rig) -> None:
     await controls.reorganise(1)
     assert await rig.balance() == 0
     assert (await rig.outcome(sent))[0] is Outcome.PENDING
-    await rig.own.payments.maintain()
+    await rig.own.upkeep.maintain()
     await controls.mine(2)
     assert (await rig.outcome(sent))[0] is Outcome.SETTLED
     assert (await rig.balance(), await rig.sent()) == (VALUE, 1)
@@ -349,13 +349,13 @@ async def test_gas_beyond_the_daily_budget_is_not_spent(rig: Rig) -> None:
 
 
 async def test_gas_in_a_quote_covers_what_was_spent(rig: Rig) -> None:
-    await rig.own.payments.refresh_gas()
-    quoted = rig.own.payments.authorization_gas_fee()
-    assert quoted > rig.own.payments.gas_fee()
+    await rig.own.payments.gas.poll()
+    quoted = rig.own.payments.gas.authorization_cost()
+    assert quoted > rig.own.payments.gas.payout_cost()
     record = rig.record()
     await rig.outcome(record)
     await rig.own.controls.mine()
-    await rig.own.payments.maintain()
+    await rig.own.upkeep.maintain()
     payment = await rig.payment(record)
     assert payment is not None
     assert payment.inclusion is not None
@@ -388,12 +388,12 @@ async def test_a_committed_payment_is_published_after_a_crash(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(EvmPublisher, "hand_over", dies)
+        patched.setattr(EvmPayments, "hand_over", dies)
         with pytest.raises(KeyboardInterrupt):
             await rig.authorizations.carry_out(record)
     assert await rig.sent() == 0
     async with rig.own.again() as own:
         later = Rig(own, rig.signer)
-        await own.payments.maintain()
+        await own.upkeep.maintain()
         assert (await later.outcome(record))[0] is Outcome.SETTLED
         assert (await later.balance(), await later.sent()) == (VALUE, 1)

@@ -14,14 +14,13 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.usdc import Authorization, Permit
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, NotSent, TimedOut, TooLarge
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import (
+from rpcsvc.settlement.onchain.evm.node import EvmClient, _submission
+from rpcsvc.settlement.onchain.evm.node_types import (
     EvmCall,
-    EvmClient,
     EvmSubmission,
     LogFilter,
     Reverted,
     Tag,
-    _submission,
 )
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token, deploy

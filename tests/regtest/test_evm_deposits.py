@@ -15,7 +15,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
-from rpcsvc.settlement.onchain.evm.node import EvmSubmission
+from rpcsvc.settlement.onchain.evm.node_types import EvmSubmission
 from rpcsvc.settlement.onchain.evm.records import EvmAddress
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_reader import (

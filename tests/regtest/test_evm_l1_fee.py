@@ -89,12 +89,12 @@ async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[EvmPa
 
 async def l1_part(own: EvmPayer) -> int:
     """The part of a payout's cost that is the oracle's fee."""
-    await own.payments.refresh_gas()
-    return own.payments.gas_fee() - own.payments._gas._gas * price_of(own)
+    await own.payments.gas.poll()
+    return own.payments.gas.payout_cost() - own.payments.gas._gas * price_of(own)
 
 
 def price_of(own: EvmPayer) -> int:
-    moment = own.payments._gas._moment
+    moment = own.payments.gas._moment
     assert moment is not None
     return price_at(moment).max_fee
 
@@ -141,10 +141,10 @@ async def test_nothing_is_signed_until_the_oracle_gives_the_fee(
 ) -> None:
     if fault == "it reverts":
         await oracle.put(0)
-    await own.payments.refresh_gas()
-    assert ORACLE in (own.payments.gas_problem() or "")
+    await own.payments.gas.poll()
+    assert ORACLE in (own.payments.gas.problem or "")
     with pytest.raises(Unavailable, match="not known"):
-        own.payments.gas_fee()
+        own.payments.gas.payout_cost()
     transfer = own.transfer(USER)
     with pytest.raises(Unavailable, match="gives no fee"):
         await own.sign(transfer)
@@ -152,8 +152,8 @@ async def test_nothing_is_signed_until_the_oracle_gives_the_fee(
     await oracle.put(GWEI)
     ready = await own.paid(transfer)
     assert (await own.settle(ready)).outcome is Outcome.SETTLED
-    await own.payments.refresh_gas()
-    assert own.payments.gas_problem() is None
+    await own.payments.gas.poll()
+    assert own.payments.gas.problem is None
     assert await own.token.balance(USER) == USDC
 
 
@@ -167,22 +167,22 @@ async def test_stuck_payout_is_not_raised_without_the_l1_fee(own: EvmPayer, orac
     await own.controls.drop(transfers[1].txid or "")
     await oracle.remove()
     own.clock.now += MINUTE_MS
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     (reported,) = own.payments.conditions()
     assert (transfers[0].transfer_id in reported, "gives no fee" in reported) == (True, True)
     assert len((await own.payment(transfers[0])).attempts) == 1
     # The second payout was rebroadcast, which needs no fee.
     assert await own.token.client.transaction(transfers[1].txid or "") is not None
     await oracle.put(GWEI)
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     assert len((await own.payment(transfers[0])).attempts) == 1
     own.clock.now += MINUTE_MS
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     assert len((await own.payment(transfers[0])).attempts) == 2
     await own.controls.mine(3)
     for item in transfers:
         assert (await own.payments.look_up(item)).outcome is Outcome.SETTLED
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     assert own.payments.conditions() == []
     assert await own.token.balance(USER) == 2 * USDC
 
@@ -192,8 +192,8 @@ async def test_stuck_payout_is_not_raised_without_the_l1_fee(own: EvmPayer, orac
 
 async def test_ether_for_the_gas_alone_is_too_little(own: EvmPayer, oracle: Oracle) -> None:
     await oracle.put(1000 * GWEI)
-    await own.payments.refresh_gas()
-    cost, part = own.payments.gas_fee(), await l1_part(own)
+    await own.payments.gas.poll()
+    cost, part = own.payments.gas.payout_cost(), await l1_part(own)
     assert part > cost - part
     await own.controls.set_ether(HOT, 2 * (cost - part))
     with pytest.raises(Unavailable, match="lacks ether"):
@@ -220,20 +220,20 @@ async def test_quoted_fee_includes_the_l1_part_or_is_refused(own: EvmPayer, orac
     per_byte = 1000 * GWEI
     await oracle.put(per_byte)
     async with adapter_on(own, replace(own.network, l1_fee_oracle=None)) as plain:
-        without = plain.fee(NETWORK)
+        without = plain.networks[NETWORK].fee()
     async with adapter_on(own, own.network) as adapter:
-        part = adapter.fee(NETWORK) - without
+        part = adapter.networks[NETWORK].fee() - without
         low, high = (with_l1_margin(n * per_byte) for n in (LEAST_BYTES, MOST_BYTES))
         assert low * COIN_PRICE // ETHER <= part <= high * COIN_PRICE // ETHER
         assert (await adapter.health()).ok
         await oracle.price(0)
         await adapter.maintain()
         with pytest.raises(Unavailable, match="can't be sent right now"):
-            adapter.fee(NETWORK)
+            adapter.networks[NETWORK].fee()
         health = await adapter.health()
         assert (health.ok, ORACLE in (health.detail or "")) == (False, True)
-        assert adapter.holdings(NETWORK).free == 1000 * USDC
+        assert adapter.networks[NETWORK].holdings().free == 1000 * USDC
         await oracle.price(per_byte)
         await adapter.maintain()
-        assert adapter.fee(NETWORK) - without == part
+        assert adapter.networks[NETWORK].fee() - without == part
         assert (await adapter.health()).ok

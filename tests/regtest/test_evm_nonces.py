@@ -10,7 +10,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import EvmSubmission
+from rpcsvc.settlement.onchain.evm.node_types import EvmSubmission
 from tests.regtest.daemons import mined
 from tests.regtest.evm_payer import GWEI, HOT, KEYS, NETWORK, USDC, USER, EvmPayer
 from tests.rows import statement

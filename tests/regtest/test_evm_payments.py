@@ -14,9 +14,8 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected, Verdict
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
-from rpcsvc.settlement.onchain.evm.node import (
+from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
+from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     BlockRef,
     EvmCall,
@@ -61,17 +60,18 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(payer: EvmPayer
     assert await payer.token.balance(USER) == 7 * USDC
     assert await payer.token.balance(HOT) == 993 * USDC
     proof = await payer.payments.receipt(transfer)
-    receipt = await payer.token.client.receipt(proof.txid)
+    receipt = await payer.token.client.receipt(proof["txid"])
+    mined_at = await payer.inclusion(transfer)
     assert receipt is not None
-    event = receipt.logs[proof.log_position]
-    assert (event.log_index, event.address) == (proof.log_index, payer.token.address)
-    paid = usdc.TransferEvent(HOT, proof.recipient, proof.units)
+    assert mined_at.log_position is not None
+    event = receipt.logs[mined_at.log_position]
+    assert (event.log_index, event.address) == (proof["logIndex"], payer.token.address)
+    paid = usdc.TransferEvent(HOT, USER, 7 * USDC)
     assert usdc.read_transfer(event.topics, event.data) == paid
-    assert (proof.recipient, proof.units, proof.block_number) == (
-        USER, 7 * USDC, receipt.block_number,
-    )  # fmt: skip
-    assert proof.fee == ETHER - await payer.token.client.ether(HOT)
-    assert proof.fee < payer.network.highest_fee
+    shown = (proof["address"], proof["amount"], proof["block"])
+    assert shown == (USER, "7", receipt.block_number)
+    assert mined_at.fee == ETHER - await payer.token.client.ether(HOT)
+    assert mined_at.fee < payer.network.highest_fee
 
 
 async def test_the_same_transfer_is_signed_once(payer: EvmPayer) -> None:
@@ -108,8 +108,8 @@ async def test_several_payouts_wait_for_one_block_and_each_is_paid(payer: EvmPay
     for item in transfers:
         assert (await payer.payments.look_up(item)).outcome is Outcome.SETTLED
     assert await payer.token.balance(USER) == 10 * USDC
-    assert len({(await payer.payments.receipt(item)).log_index for item in transfers}) == 4
-    assert {(await payer.payments.receipt(item)).log_position for item in transfers} == {0}
+    assert len({(await payer.payments.receipt(item))["logIndex"] for item in transfers}) == 4
+    assert {(await payer.inclusion(item)).log_position for item in transfers} == {0}
 
 
 async def test_two_at_once_get_no_nonce_in_common(payer: EvmPayer) -> None:
@@ -245,8 +245,9 @@ async def test_nothing_is_signed_in_a_gas_spike(payer: EvmPayer) -> None:
 
 async def test_a_node_of_another_network_is_not_asked_to_pay(payer: EvmPayer) -> None:
     async with payer.again(lambda network: replace(network, chain_id=1)) as wrong:
-        with pytest.raises(ChainUnusable, match="wrong network"):
+        with pytest.raises(Unavailable, match="can't be settled"):
             await wrong.sign(wrong.transfer(USER))
+        assert (wrong.connection.problem or "").startswith("wrong network")
         assert await wrong.live() == []
 
 
@@ -351,7 +352,7 @@ async def test_dead_node_proves_nothing_and_the_payout_resumes(
     payer.anvil.freeze()
     try:
         payer.client.rpc.endpoint = replace(payer.client.rpc.endpoint, total_seconds=0.2)
-        with pytest.raises(RpcFailure):
+        with pytest.raises(Unavailable, match="can't be settled"):
             await payer.pay(transfer)
     finally:
         payer.anvil.thaw()
@@ -382,7 +383,7 @@ async def test_a_payout_that_its_order_refuses_uses_no_nonce(payer: EvmPayer) ->
     """The order is cancelled during signing: the bytes are dropped and leave no nonce gap."""
     refused = payer.transfer(USER)
     with pytest.raises(ImpossibleTransition):
-        await payer.payments.prepare(refused, Recorder(ImpossibleTransition("it is cancelled")))
+        await payer.payments.prepare(refused, [], Recorder(ImpossibleTransition("it is cancelled")))
     assert await payer.payments.recorded(refused) is None
     other = await payer.paid(payer.transfer(FRIEND))
     assert (await payer.payment(other)).nonce == 0
@@ -432,11 +433,11 @@ async def test_a_failure_that_is_reorganised_away_was_none(payer: EvmPayer) -> N
 
 async def test_no_order_is_taken_while_the_hot_wallet_is_blacklisted(payer: EvmPayer) -> None:
     async with adapter_on(payer, payer.network) as adapter:
-        assert adapter.fee(NETWORK) > 0
+        assert adapter.networks[NETWORK].fee() > 0
         await payer.token.blacklist(HOT)
         await adapter.maintain()
         with pytest.raises(Unavailable, match="can't be sent right now"):
-            adapter.fee(NETWORK)
+            adapter.networks[NETWORK].fee()
         assert "the hot wallet is on the blacklist of USDC" in (
             (await adapter.health()).detail or ""
         )
@@ -445,24 +446,24 @@ async def test_no_order_is_taken_while_the_hot_wallet_is_blacklisted(payer: EvmP
 async def test_payout_cost_and_hot_balances_are_of_the_last_refresh(
     payer: EvmPayer,
 ) -> None:
-    assert payer.payments.hot() is None
+    assert payer.payments.gas.hot is None
     with pytest.raises(Unavailable, match="not known yet"):
-        payer.payments.gas_fee()
-    await payer.payments.refresh_gas()
-    held = payer.payments.hot()
+        payer.payments.gas.payout_cost()
+    await payer.payments.gas.poll()
+    held = payer.payments.gas.hot
     assert held is not None
     assert (held.ether, held.usdc) == (ETHER, 1000 * USDC)
-    estimated = payer.payments.gas_fee()
+    estimated = payer.payments.gas.payout_cost()
     transfer = await payer.paid(payer.transfer(USER))
     await payer.settle(transfer)
-    cost = (await payer.payments.receipt(transfer)).fee
+    cost = (await payer.inclusion(transfer)).fee
     assert cost < estimated < 10 * cost
 
 
 async def test_an_empty_hot_wallet_still_has_fees(payer: EvmPayer) -> None:
     await payer.paid(payer.transfer(USER, 1000 * USDC))
-    await payer.payments.refresh_gas()
-    assert payer.payments.gas_fee() > 0
-    held = payer.payments.hot()
+    await payer.payments.gas.poll()
+    assert payer.payments.gas.payout_cost() > 0
+    held = payer.payments.gas.hot
     assert held is not None
     assert held.usdc == 0

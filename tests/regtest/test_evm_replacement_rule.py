@@ -18,10 +18,13 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
-from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmNetwork
-from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import EvmSubmission, EvmSubmissionResult, EvmTransaction
-from rpcsvc.settlement.onchain.evm.records import Attempt
+from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, TransactionPlan
+from rpcsvc.settlement.onchain.evm.node_types import (
+    EvmSubmission,
+    EvmSubmissionResult,
+    EvmTransaction,
+)
+from rpcsvc.settlement.onchain.evm.records import Attempt, EvmNetwork
 from tests.regtest.daemon_proxy import DaemonProxy
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_payer import (
@@ -55,7 +58,7 @@ class Strict:
     async def bump(self) -> None:
         """A pass of maintenance a minute later, when pending payments are due for a higher fee."""
         self.payer.clock.now += MINUTE_MS
-        await self.payer.payments.maintain()
+        await self.payer.upkeep.maintain()
 
     async def attempts(self, transfer: Transfer) -> tuple[Attempt, ...]:
         return (await self.payer.payment(transfer)).attempts
@@ -110,7 +113,7 @@ async def settles_once(node: Strict, transfer: Transfer, attempt: Attempt) -> No
         assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
         assert (await own.payments.publish(transfer)).outcome is Outcome.SETTLED
     await node.bump()
-    assert (await own.payments.receipt(transfer)).txid == attempt.txid
+    assert (await own.payments.receipt(transfer))["txid"] == attempt.txid
     assert [item.txid for item in await own.receipts(transfer)] == [attempt.txid]
     assert await own.token.balance(USER) == 7 * USDC
     assert await own.token.balance(HOT) == 993 * USDC
@@ -255,10 +258,10 @@ async def test_a_refused_attempt_is_not_raised_before_its_time(node: Strict) -> 
     await own.pay(transfer)
     await node.bump()
     own.clock.now += MINUTE_MS - 1
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     assert len(await node.attempts(transfer)) == 2
     own.clock.now += 1
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     assert len(await node.attempts(transfer)) == 3
 
 
@@ -330,7 +333,7 @@ async def test_lost_replacement_is_resent_and_not_raised(
     await node.bump()
     _, second = await node.attempts(transfer)
     assert own.payments.conditions() == []
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     assert await node.waits(second.txid)
     await settles_once(node, transfer, second)
 

@@ -14,17 +14,16 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
-from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import (
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     BlockRef,
     EvmCall,
-    EvmClient,
     EvmSubmissionResult,
     Tag,
 )
-from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, Sweep, SweepMethod
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmPaymentState, Sweep, SweepMethod
 from tests.recording import record_calls
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_payer import (
@@ -64,7 +63,7 @@ async def finish(own: EvmPayer) -> None:
         assert payment is not None
         await mined(own.token.client, payment.latest.txid)
     await own.controls.mine(own.network.failed_after)
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     await own.sweeps.maintain()
 
 
@@ -234,7 +233,7 @@ async def test_a_refused_sweep_is_tried_after_growing_pauses(own: EvmPayer) -> N
     """The refresh does not know that the wallet lacks the gas of a sweep besides its reserve."""
     await own.give(2, 5 * USDC)
     await own.controls.set_ether(HOT, own.network.gas_reserve)
-    await own.payments.refresh_gas()
+    await own.payments.gas.poll()
     calls: list[str] = []
     record_calls(own.client.rpc, calls)
     tries = []
@@ -250,7 +249,7 @@ async def test_a_refused_sweep_is_tried_after_growing_pauses(own: EvmPayer) -> N
 async def test_what_gas_forbids_is_not_asked_for_at_all(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.controls.set_ether(HOT, own.network.gas_reserve - 1)
-    await own.payments.refresh_gas()
+    await own.payments.gas.poll()
     calls: list[str] = []
     record_calls(own.client.rpc, calls)
     await own.sweeps.maintain()
@@ -260,14 +259,14 @@ async def test_what_gas_forbids_is_not_asked_for_at_all(own: EvmPayer) -> None:
     await own.controls.set_ether(HOT, ETHER)
     await own.controls.set_next_base_fee(own.network.highest_fee // 50_000)
     await own.controls.mine()
-    await own.payments.refresh_gas()
+    await own.payments.gas.poll()
     calls.clear()
     await own.sweeps.maintain()
     (reported,) = own.sweeps.conditions()
     assert "nothing is swept on arbitrum: gas on arbitrum is too dear" in reported
     assert "eth_estimateGas" not in calls
     await own.controls.mine(60)
-    await own.payments.refresh_gas()
+    await own.payments.gas.poll()
     await own.sweeps.maintain()
     assert own.sweeps.conditions() == []
 
@@ -353,7 +352,7 @@ async def settled_sweep(own: EvmPayer) -> Sweep:
     assert payment is not None
     await mined(own.token.client, payment.latest.txid)
     await own.controls.mine(own.network.settled_after)
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     return sweep
 
 
@@ -394,12 +393,12 @@ async def test_settled_sweep_lost_to_a_reorg_counts_once_it_returns(
     sweep = await settled_sweep(own)
     await own.controls.reorganise(own.network.settled_after + 1)
     await own.controls.automine(enabled=False)
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     await own.sweeps.maintain()
     assert await own.ledger.sweeps_under_way(NETWORK) == [sweep]
     await own.controls.automine(enabled=True)
     await own.controls.mine(own.network.failed_after)
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     await own.sweeps.maintain()
     assert await own.ledger.unswept_of(NETWORK, 2) == 0
     assert await own.token.balance(HOT) == 5 * USDC
@@ -498,9 +497,9 @@ async def failed_by_another(own: EvmPayer, monkeypatch: pytest.MonkeyPatch, unit
         await own.sweeps.maintain()
     await steal(own, 2, units)
     for _ in range(2):
-        await own.payments.maintain()
+        await own.upkeep.maintain()
         await own.controls.mine(own.network.failed_after)
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
     payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
@@ -592,7 +591,7 @@ async def test_kill_before_sending_sends_the_sweep_once_at_next_start(
 ) -> None:
     await own.give(2, 5 * USDC)
     if before == "it was marked":
-        monkeypatch.setattr(own.payments._publisher, "hand_over", None)
+        monkeypatch.setattr(own.payments, "hand_over", None)
     else:
         monkeypatch.setattr(own.client, "submit", None)
     with pytest.raises(TypeError):
@@ -602,7 +601,7 @@ async def test_kill_before_sending_sends_the_sweep_once_at_next_start(
         assert (signed.state is EvmPaymentState.PREPARED) == (before == "it was marked")
         await later.sweeps.maintain()
         assert await later.live() == [signed]
-        await later.payments.maintain()
+        await later.upkeep.maintain()
         await finish(later)
         assert await all_left(later) == []
         assert await later.token.balance(HOT) == 5 * USDC
@@ -613,7 +612,7 @@ async def test_a_stuck_sweep_is_replaced_and_counted_once(own: EvmPayer) -> None
     await own.controls.automine(enabled=False)
     await own.sweeps.maintain()
     own.clock.now += MINUTE_MS
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     assert len((await own.live())[0].attempts) == 2
     await own.controls.mine()
     await finish(own)
@@ -709,13 +708,13 @@ async def deposit_and_sweep_gone(own: EvmPayer) -> Sweep:
 async def settle_all(own: EvmPayer) -> None:
     """Mine until all published payments are deep, and record their outcomes."""
     await own.controls.mine(own.network.failed_after)
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     await own.sweeps.maintain()
 
 
 async def refused_again(own: EvmPayer, sweep: Sweep) -> None:
     """Require that the sweep is published again at once, and reverts."""
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
     assert not (await mined(own.token.client, payment.latest.txid)).ok
@@ -756,7 +755,7 @@ async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: EvmPayer) 
     sweep = await deposit_and_sweep_gone(own)
     await own.token.mint(KEYS.address(2), 5 * USDC)
     await acknowledge(own, "confirmed")
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     await settle_all(own)
     payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
@@ -811,7 +810,7 @@ async def test_sweep_reorged_below_finality_ends_with_its_deposit(
     await own.give(2, 5 * USDC)
     await own.sweeps.maintain()
     (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
-    await own.payments.maintain()
+    await own.upkeep.maintain()
     await own.controls.revert(before)
     await acknowledge(own, "removed")
     await refused_again(own, sweep)
@@ -845,7 +844,7 @@ async def test_a_permit_and_what_it_let_take_are_made_anew(
         await own.controls.revert(before)
         await own.controls.mine(4 * own.network.failed_after)
         await acknowledge(own, "removed")
-        await own.payments.maintain()
+        await own.upkeep.maintain()
         await own.controls.mine()
         if is_back:
             await token.mint(KEYS.address(2), 5 * USDC)

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from tests.e2e.processes import Crash, Gone, Server, until
 from tests.regtest.exchange import reaches, status
 from tests.regtest.ledger_of_chains import xmr_payments

@@ -11,9 +11,14 @@ import resource
 import pytest
 
 from rpcsvc.domain import usdc
-from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
-from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, TransactionPlan, read_mnemonic
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.evm.keys import (
+    HOT_WALLET_INDEX,
+    EvmSigner,
+    HdKeys,
+    TransactionPlan,
+    read_mnemonic,
+)
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Server, until

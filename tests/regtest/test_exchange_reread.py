@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from rpcsvc.settlement.onchain.evm.node import Block
+from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Server, until

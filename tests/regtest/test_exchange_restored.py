@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
 from tests.regtest.daemons import Anvil, Miner, WalletRpc

@@ -82,7 +82,7 @@ async def states(adapter: Treasury) -> list[DepositState]:
 async def test_a_side_starts_ready_with_addresses_and_fees(adapter: Treasury) -> None:
     assert (await adapter.adapter.health()).ok, await adapter.adapter.health()
     adapter.adapter.require_ready()
-    assert adapter.adapter.fee("arbitrum") > 0
+    assert adapter.adapter.fee() > 0
     assert adapter.adapter.names("arbitrum").network == "monero-regtest"
 
 

@@ -47,12 +47,12 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     assert await node.transactions([transfer.txid or ""]) == {}
-    assert (await own.adapter.look_up(transfer)).outcome is Outcome.ABSENT
+    assert (await own.adapter.payments.look_up(transfer)).outcome is Outcome.ABSENT
     with pytest.raises(Unavailable, match="not settled"):
-        await own.adapter.receipt(transfer)
+        await own.adapter.payments.receipt(transfer)
     await settle(own, miner, transfer)
     assert await payee.received() == [UNITS]
-    receipt = await own.adapter.receipt(transfer)
+    receipt = await own.adapter.payments.receipt(transfer)
     by_key = await payee.wallet.check_key(receipt["txid"], receipt["transactionKey"], payee.address)
     assert by_key.received == UNITS
     assert receipt["amount"] == format_units(UNITS, XMR_ASSET)
@@ -63,7 +63,7 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(
     paid = await own.ledger.payment(transfer.transfer_id)
     assert paid is not None
     assert 0 < paid.fee <= transfer.fee
-    assert await own.adapter.receipt(transfer) == receipt
+    assert await own.adapter.payments.receipt(transfer) == receipt
 
 
 async def test_republishing_in_pool_and_chain_pays_once_without_ghost(
@@ -71,10 +71,10 @@ async def test_republishing_in_pool_and_chain_pays_once_without_ghost(
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     for _ in range(2):
-        assert (await own.adapter.publish(transfer)).outcome is Outcome.PENDING
+        assert (await own.adapter.payments.publish(transfer)).outcome is Outcome.PENDING
     await miner.mine(OPTIONS.settled_after)
     for _ in range(2):
-        assert (await own.adapter.publish(transfer)).outcome is Outcome.SETTLED
+        assert (await own.adapter.payments.publish(transfer)).outcome is Outcome.SETTLED
     await miner.mine(SPENDABLE_AGE)
     assert await sent(own.wallet) == [transfer.txid]
     payment = await own.ledger.payment(transfer.transfer_id)
@@ -109,7 +109,7 @@ async def test_a_payment_that_costs_too_much_is_not_made(own: Treasury, payee: P
             await later.sign(transfer)
         assert "transfer" not in calls, "the wallet would work on it for nothing"
         with pytest.raises(Unavailable, match="fee"):
-            later.adapter.fee("arbitrum")
+            later.adapter.fee()
         assert "nothing is paid" in ((await later.adapter.health()).detail or "")
         assert await later.live_payments() == []
 
@@ -165,7 +165,9 @@ async def test_a_payout_that_its_order_refuses_keeps_nothing_back(
     """The order is cancelled during signing: the bytes are dropped and their outputs unfrozen."""
     refused, other = own.transfer(payee.address, UNITS), own.transfer(payee.address, 2 * UNITS)
     with pytest.raises(ImpossibleTransition):
-        await own.adapter.prepare(refused, [], Recorder(ImpossibleTransition("it is cancelled")))
+        await own.adapter.payments.prepare(
+            refused, [], Recorder(ImpossibleTransition("it is cancelled"))
+        )
     assert await own.live_payments() == []
     await pay(own, await own.prepared(other))
     await miner.mine(OPTIONS.settled_after)
@@ -210,7 +212,7 @@ async def test_kill_between_relay_and_store_pays_once(
         raise RpcOutcomeUnknown("wallet", "store", "killed")
 
     monkeypatch.setattr(own.adapter_wallet, "store", killed)
-    assert (await own.adapter.publish(transfer)).outcome is Outcome.PENDING
+    assert (await own.adapter.payments.publish(transfer)).outcome is Outcome.PENDING
     await asyncio.to_thread(own.rpc.start)
     async with own.again(in_order=False) as later:
         second = await later.prepared(later.transfer(payee.address, 2 * UNITS))
@@ -220,7 +222,7 @@ async def test_kill_between_relay_and_store_pays_once(
         await pay(later, second)
         await settle(later, miner, transfer)
         assert sorted(await payee.received()) == [UNITS, 2 * UNITS]
-        receipt = await later.adapter.receipt(transfer)
+        receipt = await later.adapter.payments.receipt(transfer)
         by_key = await payee.wallet.check_key(
             receipt["txid"], receipt["transactionKey"], payee.address
         )
@@ -246,7 +248,7 @@ async def test_relay_of_unknown_outcome_pays_once_and_relays_once(
 
     monkeypatch.setattr(own.adapter_wallet, "relay", cut)
     with pytest.raises(asyncio.CancelledError):
-        await own.adapter.publish(transfer)
+        await own.adapter.payments.publish(transfer)
     await kill_wallet(own.rpc)
     async with own.again(in_order=False) as later:
         payment = await later.ledger.payment(transfer.transfer_id)
@@ -262,10 +264,10 @@ async def test_killed_after_publishing_it_is_known_at_the_restart(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
-    await own.adapter.publish(transfer)
+    await own.adapter.payments.publish(transfer)
     await kill_wallet(own.rpc)
     async with own.again(in_order=False) as later:
-        assert (await later.adapter.look_up(transfer)).outcome is Outcome.PENDING
+        assert (await later.adapter.payments.look_up(transfer)).outcome is Outcome.PENDING
         await settle(later, miner, transfer)
     assert await payee.received() == [UNITS]
 
@@ -277,12 +279,12 @@ async def test_reorged_payout_is_republished_with_the_same_bytes(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
-    await own.adapter.publish(transfer)
+    await own.adapter.payments.publish(transfer)
     await miner.mine(2)
-    assert (await own.adapter.look_up(transfer)).outcome is Outcome.PENDING
+    assert (await own.adapter.payments.look_up(transfer)).outcome is Outcome.PENDING
     await pop_blocks(node, 2)
     await node.flush_pool()
-    assert (await own.adapter.look_up(transfer)).outcome is Outcome.ABSENT
+    assert (await own.adapter.payments.look_up(transfer)).outcome is Outcome.ABSENT
     calls = own.count_calls()
     await settle(own, miner, transfer)
     assert "relay_tx" not in calls
@@ -339,7 +341,7 @@ async def test_a_rival_that_is_reorganised_away_again_proves_nothing(
 ) -> None:
     transfer, _ = await outrun(own, payee, node)
     await miner.mine(2)
-    assert (await own.adapter.look_up(transfer)).outcome is Outcome.UNKNOWN
+    assert (await own.adapter.payments.look_up(transfer)).outcome is Outcome.UNKNOWN
     await pop_blocks(node, 2)
     await node.flush_pool()
     await miner.mine(OPTIONS.failed_after)

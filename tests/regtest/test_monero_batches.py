@@ -62,12 +62,12 @@ async def test_full_batch_is_paid_and_proved_one_by_one(
         assert (await pay(own, item)).outcome is Outcome.PENDING
     await miner.mine(OPTIONS.settled_after)
     for item in transfers:
-        assert await own.adapter.look_up(item) == Verdict(Outcome.SETTLED)
+        assert await own.adapter.payments.look_up(item) == Verdict(Outcome.SETTLED)
     assert await received(payee) == once(transfers)
     assert await sent(own.wallet) == [transfers[0].txid]
     for item in (transfers[0], transfers[-1]):
-        receipt = await own.adapter.receipt(item)
-        assert receipt == await own.adapter.receipt(item)
+        receipt = await own.adapter.payments.receipt(item)
+        assert receipt == await own.adapter.payments.receipt(item)
         by_proof = await payee.wallet.check_proof(
             receipt["txid"], item.address, receipt["transactionProof"], receipt["proofMessage"]
         )
@@ -150,5 +150,5 @@ async def test_a_payment_that_is_not_mined_for_an_hour_is_in_health(
     assert transfer.transfer_id in problem
     assert "not mined" in problem
     await miner.mine()
-    await own.adapter.look_up(transfer)
+    await own.adapter.payments.look_up(transfer)
     assert (await own.adapter.health()).ok

@@ -86,7 +86,7 @@ async def test_payout_mined_between_two_looks_is_not_sent_again(
     await pay(own, transfer)
     calls = own.count_calls()
     blocks.left = 1
-    verdict = await own.adapter.publish(transfer)
+    verdict = await own.adapter.payments.publish(transfer)
     assert blocks.missed == [transfer.txid]
     assert (verdict.outcome, verdict.reason) == (Outcome.PENDING, "1 of 3 confirmations")
     assert "/send_raw_transaction" not in calls

@@ -94,19 +94,19 @@ async def test_a_payment_that_the_node_never_sent_on_is_relayed(
 
     with monkeypatch.context() as patched:
         patched.setattr(pair.own.adapter_wallet, "relay", take_only)
-        assert (await pair.own.adapter.publish(transfer)).outcome is Outcome.PENDING
+        assert (await pair.own.adapter.payments.publish(transfer)).outcome is Outcome.PENDING
     await asyncio.to_thread(pair.daemon.kill)
     await pair.restart()
     seen = await pair.waiting(transfer.txid)
     assert seen is not None
     assert not seen.relayed
     await pair.mine(20)
-    assert (await pair.own.adapter.look_up(transfer)).outcome is Outcome.PENDING
+    assert (await pair.own.adapter.payments.look_up(transfer)).outcome is Outcome.PENDING
     assert not await pair.is_with_the_peer()
     await pair.own.adapter.maintain()
     await until(pair.is_with_the_peer)
     await pair.mine(OPTIONS.settled_after)
-    assert (await pair.own.adapter.look_up(transfer)).outcome is Outcome.SETTLED
+    assert (await pair.own.adapter.payments.look_up(transfer)).outcome is Outcome.SETTLED
 
 
 async def test_what_the_peers_have_lost_is_relayed_after_some_blocks(pair: Pair) -> None:
@@ -131,6 +131,6 @@ async def test_what_the_peers_have_lost_is_relayed_after_some_blocks(pair: Pair)
     )
     await until(pair.is_with_the_peer)
     await pair.mine(OPTIONS.settled_after)
-    assert (await pair.own.adapter.look_up(transfer)).outcome is Outcome.SETTLED
+    assert (await pair.own.adapter.payments.look_up(transfer)).outcome is Outcome.SETTLED
     await pair.own.adapter.maintain()
     assert await pair.own.adapter.notes() == []

@@ -37,7 +37,7 @@ async def abandoned(own: Treasury, payee: Payee, miner: Miner, node: MonerodClie
     await pay(own, transfer)
     await pop_blocks(node, 2)
     await miner.mine(5)
-    assert (await own.adapter.look_up(transfer)).outcome is Outcome.PENDING
+    assert (await own.adapter.payments.look_up(transfer)).outcome is Outcome.PENDING
     assert [item.abandoned for item in await node.pool() if item.txid == transfer.txid] == [True]
     return transfer.transfer_id
 
@@ -177,14 +177,14 @@ async def test_end_spends_the_inputs_of_an_undisplaced_payout(
     """The node refuses the bytes for good, as when one of its decoys is gone."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     payment = await settled_one(own, transfer)
-    await own.adapter.publish(transfer)
+    await own.adapter.payments.publish(transfer)
     await node.flush_pool()
     await own.wallet.freeze(payment.key_images[0])
     dead = replace(payment, raw="00" + payment.raw[2:])  # bytes that no node takes
     rival = await gone(own).end(dead)
     assert rival is not None
     await miner.mine(OPTIONS.failed_after)
-    assert (await own.adapter.look_up(transfer)).outcome is Outcome.FAILED
+    assert (await own.adapter.payments.look_up(transfer)).outcome is Outcome.FAILED
     assert await gone(own).end(dead) is None
     assert await payee.received() == []
 
@@ -200,7 +200,7 @@ async def test_payout_with_inputs_locked_again_is_mined_later(
     blocks = OPTIONS.settled_after if settled else 1
     await pay(own, transfer)
     await miner.mine(blocks)
-    outcome = (await own.adapter.look_up(transfer)).outcome
+    outcome = (await own.adapter.payments.look_up(transfer)).outcome
     assert outcome is (Outcome.SETTLED if settled else Outcome.PENDING)
     await pop_blocks(node, blocks + 2)
     await node.flush_pool()
@@ -215,7 +215,7 @@ async def test_payout_with_inputs_locked_again_is_mined_later(
     if not settled:
         assert (await pay(own, transfer)).outcome is Outcome.PENDING
     await miner.mine(OPTIONS.settled_after)
-    assert (await own.adapter.look_up(transfer)).outcome is Outcome.SETTLED
+    assert (await own.adapter.payments.look_up(transfer)).outcome is Outcome.SETTLED
     await own.adapter.maintain()
     assert (await own.adapter.health()).ok
     assert sorted(await payee.received()) == [UNITS, MORE]

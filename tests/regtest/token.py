@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from rpcsvc.domain import usdc
-from rpcsvc.settlement.onchain.evm.node import EvmCall, EvmClient, LogFilter
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import EvmCall, LogFilter
 from tests.regtest.daemons import AnvilControls, mined
 
 CONTRACTS: Final = Path(__file__).parent / "contracts"

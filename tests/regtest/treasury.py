@@ -77,12 +77,12 @@ class Treasury:
         """A planned payout."""
         self.transfers += 1
         name = f"tr_{self.transfers}"
-        kind, fee = TransferKind.PAYOUT, self.adapter.fee("arbitrum")
+        kind, fee = TransferKind.PAYOUT, self.adapter.fee()
         return Transfer(name, kind, "monero", XMR_ASSET, address, units, fee)
 
     async def sign(self, transfer: Transfer, *companions: Transfer) -> PreparedTransfer:
         """The recorded payment of the transfer; signs it if there is none."""
-        return await sign(self.adapter, transfer, *companions)
+        return await sign(self.adapter.payments, transfer, *companions)
 
     async def prepared(self, transfer: Transfer) -> Transfer:
         """The transfer as the order layer has it once it is prepared."""

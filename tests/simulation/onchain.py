@@ -21,9 +21,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.scheduler import worker
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
-from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
-from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.guard import PauseRow, PauseSwitch
+from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
+from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch
 from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.evm import GWEI, EvmChain, Holding

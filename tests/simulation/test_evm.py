@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import (
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import (
     EvmCall,
-    EvmClient,
     EvmSubmission,
     LogFilter,
     Reverted,

@@ -17,21 +17,21 @@ from rpcsvc.orders.ports.wallets import (
     PreparedTransfer,
     Verdict,
 )
-from rpcsvc.settlement.onchain.guard import Caps
+from rpcsvc.settlement.onchain.engine import Caps
 
 CAPS = {XMR: Caps(100, 1000), USDC: Caps(100, 1000)}
 FLOORS = {XMR: 50, USDC: 0}
 
 
 class FakeAdapter:
-    """An adapter for one asset on one network, which records its calls."""
+    """An adapter for one asset on one network, and that network; it records its calls."""
 
     prepare: Any
     known: PreparedTransfer | None = None
 
     def __init__(self, asset: Asset, network: str, verdict: Verdict) -> None:
         self.asset, self.network, self.verdict = asset, network, verdict
-        self.networks = frozenset({network})
+        self.networks, self.payments, self.block_seconds = {network: self}, self, len(network)
         self.asked: list[str] = []
         self.acknowledged: list[DepositSighting] = []
         self.well = Health(True)
@@ -46,14 +46,14 @@ class FakeAdapter:
         if not self.well.ok:
             raise Unavailable("not ready")
 
-    def fee(self, chain: str) -> int:
-        return len(chain) if self.asset is USDC else 1
+    def fee(self) -> int:
+        return len(self.network) if self.asset is USDC else 1
 
-    def holdings(self, _network: str) -> Holdings:
+    def holdings(self) -> Holdings:
         return Holdings(self.held, 0, 0)
 
-    def states(self) -> dict[str, NetworkState]:
-        return {self.network: NetworkState(self.held)}
+    def state(self) -> NetworkState:
+        return NetworkState(self.held)
 
     def total(self) -> int:
         return self.held

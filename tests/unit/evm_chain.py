@@ -12,11 +12,11 @@ from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, RpcFailure
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
-from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, Log, LogFilter, Receipt, Tag
-from rpcsvc.settlement.onchain.evm.records import EvmAddress
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, Receipt, Tag
+from rpcsvc.settlement.onchain.evm.records import EvmAddress, EvmNetwork
 from tests.sandbox import ManualClock
 
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED

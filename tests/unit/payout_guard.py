@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rpcsvc.domain.money import USDC, XMR, Asset
 from rpcsvc.domain.order import Transfer
-from rpcsvc.settlement.onchain.guard import Caps, SignedPayments
+from rpcsvc.settlement.onchain.engine import Caps, SignedPayments
 
 CAPS = {XMR: Caps(10, 100), USDC: Caps(1_000, 5_000)}
 

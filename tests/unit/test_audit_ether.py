@@ -15,8 +15,9 @@ from rpcsvc.audit.check import check
 from rpcsvc.audit.evm_chain import ByHand, EvmReceipts, MinedTransaction, each
 from rpcsvc.audit.records import Annotated, Annotation, AuditReport, Difference, Ether, EvmFacts
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, TimedOut
-from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
-from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, EvmTransaction, Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmTransaction, Receipt
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from tests.unit.audit_world import ARBITRUM, HOT, OPERATOR, U2X, WEI, World
 
 NETWORK = EvmNetwork(ARBITRUM, 42161, OPERATOR, failed_after=10)

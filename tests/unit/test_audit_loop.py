@@ -25,9 +25,9 @@ from rpcsvc.audit.records import (
     Unfit,
 )
 from rpcsvc.orders.settlement import LastAudit
-from rpcsvc.settlement.onchain.evm.node import Block
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.database import BooksUnreadable

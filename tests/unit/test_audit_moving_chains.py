@@ -16,7 +16,7 @@ from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.monero_chain import MoneroReader
 from rpcsvc.audit.records import MONERO, Books, ChainMoved, EvmFacts, PaymentEntry, Watched
 from rpcsvc.domain import usdc
-from rpcsvc.settlement.onchain.evm.node import EvmCall, Log, LogFilter, Tag
+from rpcsvc.settlement.onchain.evm.node_types import EvmCall, Log, LogFilter, Tag
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from tests.unit.evm_chain import HOT, NETWORK, OURS, TOKEN, Chain, pays

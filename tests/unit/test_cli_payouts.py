@@ -22,7 +22,7 @@ from rpcsvc.settlement.onchain.evm.records import (
     EvmPurpose,
     Inclusion,
 )
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from tests.operator_cli import Cli, listening, served
 from tests.sandbox import EVM, MONERO, Placed, Sandbox, sandbox
 

@@ -13,14 +13,15 @@ from rpcsvc.domain.money import XMR
 from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.withdrawals import Withdrawal, stepped
+from rpcsvc.settlement.onchain.engine import SignedPayments
 from rpcsvc.settlement.onchain.evm import records as evm
 from rpcsvc.settlement.onchain.evm.records import EvmAddress
-from rpcsvc.settlement.onchain.guard import PauseSwitch, SignedPayments
 from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
 from rpcsvc.settlement.onchain.journal_check import check_journal
 from rpcsvc.settlement.onchain.journal_replay import ReplayResult
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.withdrawals import WithdrawalStore

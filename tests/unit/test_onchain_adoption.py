@@ -11,12 +11,11 @@ from msgspec.structs import replace
 from rpcsvc.domain import usdc
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import signed_fields
-from rpcsvc.settlement.onchain.evm.node import Block, Log, Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, Log, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.records import EvmPaymentOrder, EvmPaymentState, EvmPurpose
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection

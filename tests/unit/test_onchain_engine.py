@@ -19,12 +19,12 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import NetworkState, Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
-from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
+from rpcsvc.settlement.onchain.engine import OnchainEngine, PayoutGuard
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
 from tests.unit.adapters import CAPS, FLOORS, FakeAdapter, transfer
@@ -59,12 +59,8 @@ def test_swap_time_has_the_confirmations_of_its_amount(units: int, blocks: int) 
     monero = MoneroAdapter(
         MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), MoneroOptions()
     )
-
-    class Arbitrum(FakeAdapter):
-        def block_seconds(self, chain: str) -> int:
-            return len(chain)
-
-    adapters = cast("Any", (monero, Arbitrum(USDC, "arbitrum", Verdict(Outcome.PENDING))))
+    arbitrum = FakeAdapter(USDC, "arbitrum", Verdict(Outcome.PENDING))
+    adapters = cast("Any", (monero, arbitrum))
     engine = OnchainEngine(adapters, cast("Any", None), floors=FLOORS, poll_ms=10)
     wanted = blocks * 120 + len("arbitrum")
     assert engine.estimated_seconds(Money(units, XMR), "arbitrum") == wanted
@@ -92,9 +88,9 @@ def test_monero_is_down_while_its_node_or_wallet_is(wrong: str) -> None:
         MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), MoneroOptions()
     )
     monero._connection.problem = None
-    assert monero.states()["monero"].is_up
+    assert monero.state().is_up
     setattr(monero._connection, wrong, "the node gives no answer")
-    assert not monero.states()["monero"].is_up
+    assert not monero.state().is_up
 
 
 async def test_each_side_acknowledges_its_own_deposits(tmp_path: Path) -> None:

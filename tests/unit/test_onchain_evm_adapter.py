@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import Unavailable
 from rpcsvc.settings_onchain import chains_toml
-from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
-from rpcsvc.settlement.onchain.evm.connection import EvmOptions
+from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNetworkAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.evm.payments import EvmPayments
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.evm.records import EvmOptions
+from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.sandbox import ManualClock
@@ -50,8 +50,8 @@ async def test_upkeep_fault_names_its_own_network_only(
 ) -> None:
     kept_up, broken = list[str](), {"arbitrum"}
 
-    async def maintain(payments: EvmPayments) -> None:
-        name = payments._network.name
+    async def maintain(upkeep: EvmUpkeep) -> None:
+        name = upkeep._network.name
         kept_up.append(name)
         if name in broken:
             raise KeyError(name)
@@ -60,7 +60,7 @@ async def test_upkeep_fault_names_its_own_network_only(
     async def looked(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(EvmPayments, "maintain", maintain)
+    monkeypatch.setattr(EvmUpkeep, "maintain", maintain)
     monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.poll", looked)
     await adapter.maintain()
     assert sorted(kept_up) == ["arbitrum", "base"]
@@ -76,11 +76,10 @@ def test_network_is_down_while_its_own_node_is(
     adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def up() -> dict[str, bool]:
-        return {name: state.is_up for name, state in adapter.states().items()}
+        return {name: network.state().is_up for name, network in adapter.networks.items()}
 
     assert up() == {"arbitrum": False, "base": False}, "not started"
-    monkeypatch.setattr(EvmPayments, "gas_problem", lambda _: None)
-    arbitrum, base = (adapter._by_network[name] for name in ("arbitrum", "base"))
+    arbitrum, base = (adapter.networks[name] for name in ("arbitrum", "base"))
     arbitrum.connection.problem = base.connection.problem = None
     arbitrum.deposits.problem = base.deposits.problem = None
     assert up() == {"arbitrum": True, "base": True}
@@ -95,16 +94,15 @@ async def test_addresses_that_can_not_be_made_keep_no_payment_waiting(
 ) -> None:
     kept_up = list[str]()
 
-    async def maintain(payments: EvmPayments) -> None:
-        kept_up.append(payments._network.name)
+    async def maintain(network: EvmNetworkAdapter) -> None:
+        kept_up.append(network.network.name)
 
     async def broken(*_: object) -> None:
         raise KeyError("a bug")
 
     monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.poll", broken)
     monkeypatch.setattr(
-        "rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.maintain",
-        lambda b: maintain(b.payments),
+        "rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.maintain", maintain
     )
     monkeypatch.setattr(adapter._addresses, "refill", broken)
     with pytest.raises(KeyError):

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
-from rpcsvc.settlement.onchain.evm.connection import EvmOptions
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.records import EvmAddress, EvmWallet
+from rpcsvc.settlement.onchain.evm.records import EvmAddress, EvmOptions, EvmWallet
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.unit.address_pools import take
 

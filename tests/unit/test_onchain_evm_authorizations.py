@@ -19,19 +19,11 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
-from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import CallCost
-from rpcsvc.settlement.onchain.evm.node import (
-    Block,
-    EvmCall,
-    EvmClient,
-    Log,
-    LogFilter,
-    Receipt,
-    Tag,
-)
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Log, LogFilter, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, EvmPurpose, GasUse
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmPaymentState, EvmPurpose, GasUse
 from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationState
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.sandbox import ManualClock

@@ -8,9 +8,10 @@ from typing import Any
 
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError, TimedOut
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
-from rpcsvc.settlement.onchain.evm.node import EvmCall, EvmClient, Reverted, Tag
-from rpcsvc.settlement.onchain.evm.payments import KEPT_MS, WAIT_SECONDS, Blacklist
+from rpcsvc.settlement.onchain.evm.adapter import KEPT_MS, WAIT_SECONDS, Blacklist
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import EvmCall, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from tests.logs import logs_of
 
 TOKEN = "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"
@@ -65,7 +66,7 @@ async def test_a_node_that_hangs_keeps_no_order_for_long() -> None:
     node = Node()
     node.hangs = True
     began = time.monotonic()
-    with logs_of("rpcsvc.settlement.onchain.evm.payments") as lines:
+    with logs_of("rpcsvc.settlement.onchain.evm.adapter") as lines:
         assert not await blacklist(node, Clock()).has(LISTED)
     assert WAIT_SECONDS * 0.9 < time.monotonic() - began < 5
     (line,) = [line for line in lines if line["event"] == "blacklist_check_failed"]

@@ -11,8 +11,9 @@ import pytest
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NotSent
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, EvmClient, Tag
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Tag
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 
 TOKEN = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
 HEAD = Block(7, "0x" + "07" * 32, "0x" + "06" * 32, 1_800_000_000, 1)

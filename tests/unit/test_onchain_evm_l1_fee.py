@@ -12,7 +12,6 @@ from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm import keys
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import (
     GET_L1_FEE,
     EvmGas,
@@ -23,8 +22,15 @@ from rpcsvc.settlement.onchain.evm.gas import (
     with_margin,
 )
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, EvmClient, FeeData, Reverted, Tag
-from rpcsvc.settlement.onchain.evm.records import Attempt, EvmPayment, EvmPaymentOrder, EvmPurpose
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, FeeData, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.records import (
+    Attempt,
+    EvmNetwork,
+    EvmPayment,
+    EvmPaymentOrder,
+    EvmPurpose,
+)
 
 TypedTransaction = keys._load("eth_account.typed_transactions.typed_transaction").TypedTransaction
 

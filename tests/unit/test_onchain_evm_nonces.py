@@ -15,11 +15,12 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import NonceGap
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
-from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmTransaction, Tag
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.rows import statement

@@ -12,7 +12,7 @@ import pytest
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import OpeningEntry
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, Opening, OpeningLedger
-from rpcsvc.settlement.onchain.evm.node import Tag
+from rpcsvc.settlement.onchain.evm.node_types import Tag
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from tests.rows import statement
 from tests.unit.evm_chain import HOT, NETWORK, Chain, CheckedConnection

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.domain.money import LARGEST_INTEGER
-from rpcsvc.settlement.onchain.evm.connection import Conditions
 from rpcsvc.settlement.onchain.evm.gas import (
     GasPrice,
     first_price,
@@ -19,7 +18,8 @@ from rpcsvc.settlement.onchain.evm.gas import (
     with_l1_margin,
     with_margin,
 )
-from rpcsvc.settlement.onchain.evm.node import FeeData
+from rpcsvc.settlement.onchain.evm.node import Conditions
+from rpcsvc.settlement.onchain.evm.node_types import FeeData
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.records import (
     BlockPoint,

@@ -8,15 +8,14 @@ import pytest
 
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer, NodeError
-from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmNetwork
-from rpcsvc.settlement.onchain.evm.node import (
+from rpcsvc.settlement.onchain.evm.node import Conditions, read_sent_in
+from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     BlockRef,
     EvmTransaction,
     Receipt,
     SentIn,
     Tag,
-    read_sent_in,
 )
 from rpcsvc.settlement.onchain.evm.presence import (
     EvmPresence,
@@ -28,6 +27,7 @@ from rpcsvc.settlement.onchain.evm.presence import (
 from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
     BlockPoint,
+    EvmNetwork,
     EvmPayment,
     EvmPaymentOrder,
     EvmPaymentState,

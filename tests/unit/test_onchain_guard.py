@@ -11,7 +11,8 @@ import pytest
 from rpcsvc.domain.money import USDC, XMR, Asset
 from rpcsvc.domain.order import Transfer, TransferKind
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.guard import PAUSE_FILE, PauseSwitch, PayoutGuard
+from rpcsvc.settlement.onchain.engine import PayoutGuard
+from rpcsvc.settlement.onchain.pause import PAUSE_FILE, PauseSwitch
 from tests.unit.payout_guard import CAPS, SignedBooks
 
 HOUR = 3600 * 1000

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.settlement.onchain.adapter import ChainAdapter
+from rpcsvc.settlement.onchain.adapter import ChainAdapter, ServedNetwork
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.deposits import is_timelocked
 from rpcsvc.settlement.onchain.monero.records import (
@@ -35,9 +35,9 @@ def payment(name: str, *images: str) -> MoneroPayment:
     )
 
 
-def adapter(made: MoneroAdapter) -> ChainAdapter:
-    """For the type checker: the port is implemented."""
-    return made
+def adapter(made: MoneroAdapter) -> tuple[ChainAdapter, ServedNetwork]:
+    """For the type checker: both interfaces are implemented."""
+    return made, made
 
 
 # --- options -------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from typing import cast
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, TimedOut
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.records import WalletRecord

@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, NotSent
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, NotSent
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
@@ -233,10 +232,10 @@ async def test_failure_is_reported_until_all_checks_pass_again(
 ) -> None:
     connection = pair.connection()
     assert (connection.wallet_checked, connection.problem) == (False, "not started")
-    connection.connected()
+    connection._connected()
     assert (connection.wallet_checked, connection.problem) == (True, None)
     with pytest.raises(Unavailable, match="can't be settled"), connection.watched():
         raise failure
     assert (connection.wallet_checked, reported in (connection.problem or "")) == (False, True)
-    connection.connected()
+    connection._connected()
     assert (connection.wallet_checked, connection.problem) == (True, None)

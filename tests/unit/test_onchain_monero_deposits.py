@@ -17,8 +17,7 @@ from structlog.testing import LogCapture
 
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger

@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.inventory import MoneroInventory
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
-from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.payments import MoneroFees, MoneroPayments
 from rpcsvc.settlement.onchain.monero.records import (
     MoneroOptions,
     MoneroPayment,
@@ -77,6 +77,7 @@ class Node:
 class Rig:
     wallet: Wallet
     ledger: MoneroLedger
+    fees: MoneroFees
     inventory: MoneroInventory
     node: Node
     clock: ManualClock
@@ -85,11 +86,12 @@ class Rig:
     def with_options(self, payments: Any = None, **options: Any) -> MoneroInventory:
         """Replace the inventory by another one of the same wallet."""
         connection, made = self.inventory._connection, replace(OPTIONS, **options)
-        self.inventory = MoneroInventory(connection, payments, self.clock, made)
+        self.fees = MoneroFees(connection, made)
+        self.inventory = MoneroInventory(connection, payments, self.fees, self.clock, made)
         return self.inventory
 
     async def poll(self, top: str = "a", height: int = 100) -> None:
-        await self.inventory.refresh_fee()
+        await self.fees.poll()
         await self.inventory.poll(info(top, height))
 
 
@@ -108,7 +110,8 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     any_wallet: Any = wallet
     connection = MoneroConnection(any_node, any_wallet, ledger, OPTIONS)
     payments = MoneroPayments(connection, ledger, clock, OPTIONS)
-    made = Rig(wallet, ledger, MoneroInventory(connection, payments, clock, OPTIONS), node, clock)
+    inventory = MoneroInventory(connection, payments, payments.fees, clock, OPTIONS)
+    made = Rig(wallet, ledger, payments.fees, inventory, node, clock)
     made.logged = captured(monkeypatch, "rpcsvc.settlement.onchain.monero.inventory").entries
     yield made
     await database.close()
@@ -153,7 +156,7 @@ async def test_fee_is_refreshed_though_nothing_else_changed(rig: Rig) -> None:
     await rig.poll()
     before, rig.node.per_byte = rig.inventory.available.max_now, 2000
     await rig.poll()
-    assert rig.inventory.available.max_now == 3 * XMR - rig.inventory.fee() < before
+    assert rig.inventory.available.max_now == 3 * XMR - rig.fees.typical() < before
     assert rig.wallet.listed == 1
 
 
@@ -170,7 +173,7 @@ async def test_unlistable_outputs_leave_the_balance_known(
         await rig.poll(block)
     held = rig.inventory.available
     assert (held.unlocked, held.locked) == (11 * XMR + 500, 4 * XMR + 500)
-    assert held.max_now == 3 * XMR - rig.inventory.fee()
+    assert held.max_now == 3 * XMR - rig.fees.typical()
     assert (held.outputs, held.seconds_to_unlock) == (2, 1200)
     assert "more outputs than one answer can list" in str(rig.inventory.problem)
     assert [item["event"] for item in rig.logged] == ["monero_outputs_exceeded"]
@@ -183,7 +186,7 @@ async def test_unlistable_outputs_leave_the_balance_known(
 
 async def test_nothing_is_available_before_the_first_poll(rig: Rig) -> None:
     assert not rig.inventory.is_known
-    for ask in (rig.inventory.fee, lambda: rig.inventory.available):
+    for ask in (rig.fees.typical, lambda: rig.inventory.available):
         with pytest.raises(Unavailable, match="not known yet"):
             ask()
     await rig.poll()
@@ -200,9 +203,9 @@ async def test_fee_has_its_priority_and_margin_and_is_rounded_up(
         return SimpleNamespace(per_byte=fees)
 
     monkeypatch.setattr(rig.node, "fees", reported)
-    made = rig.with_options(priority=priority, typical_weight=1001, fee_margin_percent=25)
-    await made.refresh_fee()
-    assert made.fee() == -(-per_byte * 1001 * 125 // 100)
+    rig.with_options(priority=priority, typical_weight=1001, fee_margin_percent=25)
+    await rig.fees.poll()
+    assert rig.fees.typical() == -(-per_byte * 1001 * 125 // 100)
 
 
 async def test_spent_and_frozen_outputs_are_not_available(rig: Rig) -> None:
@@ -214,7 +217,7 @@ async def test_spent_and_frozen_outputs_are_not_available(rig: Rig) -> None:
     await rig.poll()
     held = rig.inventory.available
     assert (held.unlocked, held.locked, held.outputs) == (3 * XMR, 16 * XMR, 2)
-    assert held.max_now == 3 * XMR - rig.inventory.fee()
+    assert held.max_now == 3 * XMR - rig.fees.typical()
 
 
 async def test_less_than_a_fee_can_pay_nothing(rig: Rig) -> None:
@@ -327,7 +330,7 @@ async def test_the_largest_output_is_cut_into_what_is_missing(
         share, rest = divmod(order.units, order.parts)
         assert (rest, share >= XMR, order.from_indices) == (0, True, (5,))
         left = units * XMR - order.units
-        assert share <= left <= share + 3 * rig.inventory.fee(), "what is left is a part, too"
+        assert share <= left <= share + 3 * rig.fees.typical(), "what is left is a part, too"
 
 
 async def test_what_can_not_be_spent_is_not_cut(rig: Rig) -> None:
@@ -473,9 +476,10 @@ async def test_upkeep_that_is_not_needed_any_more_is_not_reported(rig: Rig) -> N
 
 
 async def test_payments_that_all_cost_too_much_are_reported(rig: Rig) -> None:
-    made = rig.with_options(highest_fee=1_509_999)
+    rig.with_options(highest_fee=1_509_999)
+    made = rig.fees
     assert made.too_dear() is None, "before the fee is known"
-    await made.refresh_fee()
+    await made.poll()
     assert made.too_dear() == (
         "nothing is paid: the Monero network takes at least 0.00000151 XMR for a payment, and the"
         " service gives 0.000001509999 at most: wait until the network's fee falls"
@@ -484,6 +488,6 @@ async def test_payments_that_all_cost_too_much_are_reported(rig: Rig) -> None:
         made.require_affordable()
     made.require_affordable(2)  # each of two transfers adds as much as it may cost
     rig.node.per_byte = 999
-    await made.refresh_fee()
+    await made.poll()
     assert made.too_dear() is None
     made.require_affordable()

@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 from msgspec.structs import replace
@@ -20,8 +21,7 @@ from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, TransferRejected
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
@@ -76,6 +76,7 @@ class Node:
     what it is asked for. ``replaced``: blocks that come after it was asked for key images.
     """
 
+    rpc: ClassVar[Any] = SimpleNamespace(endpoint=SimpleNamespace(name="node"))
     top: int = 100
     misses: int = 0
     known: dict[str, int | None] = field(default_factory=dict)
@@ -146,6 +147,9 @@ class Wallet:
     async def primary_address(self) -> str:
         return self.primary
 
+    async def auto_refresh(self, *, enabled: bool) -> None:
+        self.calls.append(f"auto_refresh {enabled}")
+
     async def validate(self, address: str) -> AddressCheck:
         return self.addresses.get(address, GOOD)
 
@@ -207,6 +211,7 @@ class Rig:
     node: Node
     wallet: Wallet
     clock: ManualClock
+    connection: MoneroConnection
     payments: MoneroPayments
 
     async def sign(self, transfer: Transfer, *companions: Transfer) -> PreparedTransfer:
@@ -238,7 +243,8 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await ledger.adopt_wallet(WalletRecord("fakechain", OWN, 0))
     wallet = Wallet(node, ledger)
     connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
-    yield Rig(ledger, node, wallet, clock, MoneroPayments(connection, ledger, clock, OPTIONS))
+    payments = MoneroPayments(connection, ledger, clock, OPTIONS)
+    yield Rig(ledger, node, wallet, clock, connection, payments)
     await database.close()
 
 
@@ -337,22 +343,24 @@ async def test_the_wallet_s_other_accounts_are_no_destination(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "raised"),
+    ("code", "raised", "text"),
     [
-        (WalletCode.WRONG_ADDRESS, TransferRejected), (WalletCode.UNKNOWN, Unavailable),
-        (WalletCode.TRANSFER_FAILED, Unavailable), (WalletCode.NOT_OPEN, NodeError),
-        (WalletCode.NO_DAEMON, NodeError), (WalletCode.DAEMON_BUSY, NodeError),
-        *((code, Unavailable) for code in SHORT_OF_MONEY),
+        (WalletCode.WRONG_ADDRESS, TransferRejected, "refuses the destination"),
+        (WalletCode.UNKNOWN, Unavailable, "can't make this payment"),
+        (WalletCode.TRANSFER_FAILED, Unavailable, "can't make this payment"),
+        (WalletCode.NOT_OPEN, Unavailable, "XMR can't be settled"),
+        (WalletCode.NO_DAEMON, Unavailable, "XMR can't be settled"),
+        (WalletCode.DAEMON_BUSY, Unavailable, "XMR can't be settled"),
+        *((code, Unavailable, "Not enough XMR is unlocked") for code in SHORT_OF_MONEY),
     ],
-)  # fmt: skip
+)
 async def test_only_a_wrong_address_is_an_end(
-    rig: Rig, code: WalletCode, raised: type[Exception]
+    rig: Rig, code: WalletCode, raised: type[Exception], text: str
 ) -> None:
     """A rejected transfer is refunded; every other error may be temporary."""
     rig.wallet.failure = NodeError("wallet", "transfer", code, "its own words")
-    with pytest.raises(raised) as reported:
+    with pytest.raises(raised, match=text):
         await rig.sign(transfer())
-    assert ("Not enough XMR is unlocked" in str(reported.value)) is (code in SHORT_OF_MONEY)
     assert await rig.all() == []
     rig.wallet.failure = None
     await rig.sign(transfer())
@@ -368,10 +376,11 @@ async def test_an_address_that_can_not_be_paid_is_an_end(rig: Rig, why: str) -> 
 
 async def test_a_deposit_address_of_the_service_is_no_destination(rig: Rig) -> None:
     """Also if a wallet restored from an older file does not have it."""
+    await rig.published(transfer("tr_0"))
     await rig.ledger.add_addresses([Subaddress(SubaddressIndex(0, 1), "4 tr_1")])
     with pytest.raises(TransferRejected, match="service itself"):
         await rig.sign(transfer())
-    assert rig.wallet.signed == []
+    assert len(rig.wallet.signed) == 1
 
 
 async def test_only_companions_that_can_be_paid_and_are_not_go_along(rig: Rig) -> None:
@@ -496,13 +505,14 @@ async def test_what_the_network_has_is_handed_to_nobody(rig: Rig) -> None:
 async def test_another_wallet_relays_and_signs_nothing(rig: Rig) -> None:
     made = await rig.prepared(transfer("tr_1"))
     rig.wallet.primary = "4other"
-    with pytest.raises(ChainUnusable, match="another wallet"):
+    with pytest.raises(Unavailable, match="can't be settled"):
         await rig.payments.publish(made)
+    assert (rig.connection.problem or "").startswith("another wallet")
     assert (rig.wallet.relayed, (await rig.known()).state) == ([], MoneroPaymentState.PREPARED)
     rig.wallet.primary = OWN
     await rig.payments.publish(made)
     rig.wallet.primary = "4other"
-    with pytest.raises(ChainUnusable, match="another wallet"):
+    with pytest.raises(Unavailable, match="can't be settled"):
         await rig.sign(transfer("tr_2"))
     assert len(rig.wallet.signed) == 1
 
@@ -510,7 +520,7 @@ async def test_another_wallet_relays_and_signs_nothing(rig: Rig) -> None:
 async def test_another_wallet_does_not_judge_a_destination(rig: Rig) -> None:
     """If the destination is its own address, that is no reason to reject the payout."""
     rig.wallet.primary, rig.wallet.own = "4other", {"4 tr_1"}
-    with pytest.raises(ChainUnusable, match="another wallet"):
+    with pytest.raises(Unavailable, match="can't be settled"):
         await rig.sign(transfer())
     with pytest.raises(ChainUnusable, match="another wallet"):
         await rig.payments.prepare_upkeep(upkeep())
@@ -672,11 +682,11 @@ async def test_a_receipt_has_a_proof_that_is_made_once_or_none(rig: Rig) -> None
     rig.node.known["tx1"] = mined = rig.node.top - 50
     await rig.payments.look_up(made)
     rig.wallet.failure = NodeError("wallet", "get_tx_proof", WalletCode.NO_TX_KEY, "no key")
-    assert (await rig.payments.receipt(made)).proof is None
+    assert (await rig.payments.receipt(made))["transactionProof"] is None
     rig.wallet.failure = None
     receipt = await rig.payments.receipt(made)
-    assert receipt.proof == "tx1 paid 4 tr_1 for tr_1"
-    assert (receipt.units, receipt.fee, receipt.height) == (XMR, FEE, mined)
+    assert receipt["transactionProof"] == "tx1 paid 4 tr_1 for tr_1"
+    assert (receipt["amount"], receipt["block"]) == ("1", mined)
     assert await rig.payments.receipt(made) == receipt
     assert rig.wallet.proofs == 2
     await rig.ledger.put_payment(replace(await rig.known(), height=None))

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (

@@ -13,7 +13,8 @@ from rpcsvc.audit.auditor import AuditLoop, Auditor
 from rpcsvc.audit.records import AuditReport, Difference
 from rpcsvc.bootstrap import running
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.guard import PAUSE_FILE, PauseSwitch, PayoutGuard, throw
+from rpcsvc.settlement.onchain.engine import PayoutGuard
+from rpcsvc.settlement.onchain.pause import PAUSE_FILE, PauseSwitch, throw
 from rpcsvc.settlement.onchain.unrecorded import pause_for
 from tests.logs import captured
 from tests.sandbox import ManualClock
@@ -23,7 +24,7 @@ from tests.unit.payout_guard import CAPS, SignedBooks
 
 __all__ = ["disk"]
 
-GUARD = "rpcsvc.settlement.onchain.guard"
+GUARD = "rpcsvc.settlement.onchain.pause"
 STOLEN = Difference("unrecorded_payment", "tx", "0", "7", "USDC")
 MORE = Difference("unrecorded_payment", "other", "0", "7", "USDC")
 

@@ -14,8 +14,8 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
-from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
+from rpcsvc.settlement.onchain.engine import OnchainEngine, PayoutGuard
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import Spent
 from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.unrecorded import (
@@ -24,6 +24,7 @@ from rpcsvc.settlement.onchain.monero.unrecorded import (
     SpendWaits,
     StartupReconciliation,
 )
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.recording import Recorder
@@ -242,7 +243,8 @@ def test_failed_pause_leaves_the_operator_unwarned(tmp_path: Path) -> None:
 class Daemons:
     """Node and wallet in one; the wallet is at ``height_now`` once it was refreshed."""
 
-    def __init__(self) -> None:
+    def __init__(self, database: SqliteDatabase) -> None:
+        self.scanned_height = MoneroLedger(database).scanned_height
         self.height_now, self.top, self.address = 100, 100, "4Own"
         self.scanned = 0
         self.asked_from: list[int] = []
@@ -288,7 +290,7 @@ class Daemons:
 async def daemons(rig: Rig) -> Daemons:
     cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"
     await rig.database.write([statement(cursor, (90,))])
-    return Daemons()
+    return Daemons(rig.database)
 
 
 def outgoing_of(daemons: Daemons, rig: Rig) -> MoneroOutgoing:
@@ -299,7 +301,7 @@ def outgoing_of(daemons: Daemons, rig: Rig) -> MoneroOutgoing:
 async def test_wallet_is_asked_from_the_newest_block_once_it_is_ready(
     rig: Rig,
 ) -> None:
-    daemons = Daemons()
+    daemons = Daemons(rig.database)
     outgoing = outgoing_of(daemons, rig)
     assert await outgoing.unknown() == [], "nobody can be owed before the first look"
     cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"

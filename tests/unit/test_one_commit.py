@@ -11,7 +11,7 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.settlement.onchain.journal.marks import marks_of
+from rpcsvc.settlement.onchain.journal.writer import marks_of
 from rpcsvc.store.database import Rows, StoreConflict
 from tests.unit.commits import due, on_record, record
 from tests.unit.journaled import HOT, JournaledBooks, evm_payment, opened, xmr_payment

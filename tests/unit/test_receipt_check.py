@@ -18,7 +18,8 @@ from rpcsvc.cli.context import Json
 from rpcsvc.domain import usdc
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm.node import EvmClient, Log, Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Log, Receipt
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import TxCheck, WalletCode
 from tests.unit.evm_chain import TOKEN, USER

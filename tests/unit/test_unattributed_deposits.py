@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
-from rpcsvc.settlement.onchain.evm.connection import EvmOptions
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.evm.records import EvmOptions
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit, UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.database import Database
@@ -27,14 +28,14 @@ async def write(database: Database, *rows: tuple[str, tuple[object, ...]]) -> No
 
 
 class NotingAdapter(EvmAdapter):
-    """An adapter for two networks that has only its ledger of unrecorded transactions."""
+    """An adapter for two networks without notes, and with its ledger of unrecorded transactions."""
 
     def __init__(self, ledger: Any) -> None:
         anything = cast("Any", None)
         ledgers = Ledgers(anything, anything, ledger, anything)
         switch = PauseSwitch(Path())
         super().__init__([], anything, anything, ledgers, ManualClock(), EvmOptions(), switch)
-        self.networks = frozenset({"arbitrum", "base"})
+        self.networks = dict.fromkeys(("arbitrum", "base"), Mock(notes=list))
 
 
 async def test_deposit_on_another_network_names_the_order_it_fits(

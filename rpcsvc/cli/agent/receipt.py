@@ -33,7 +33,8 @@ from rpcsvc.domain.money import USDC, XMR, Asset, format_units, parse_amount
 from rpcsvc.errors import InvalidJson, ServiceError
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError, RpcFailure
-from rpcsvc.settlement.onchain.evm.node import EvmClient, Log, Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Log, Receipt
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import TxCheck, WalletCode
 from rpcsvc.strict_json import loads

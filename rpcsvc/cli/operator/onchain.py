@@ -34,8 +34,8 @@ from rpcsvc.rates.sources import (
 )
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import readiness, wiring
-from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.evm.keys import (
+    HOT_WALLET_INDEX,
     HdKeys,
     KeyFileRefused,
     OnchainExtraMissing,

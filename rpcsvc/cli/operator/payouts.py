@@ -24,7 +24,7 @@ from rpcsvc.logs import configure_logging
 from rpcsvc.operations.service import Cli
 from rpcsvc.operations.transfers import TRANSFERS
 from rpcsvc.settings import Settings
-from rpcsvc.settlement.onchain.guard import PauseRow, PauseSwitch
+from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 
 

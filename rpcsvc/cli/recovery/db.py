@@ -28,8 +28,7 @@ from rpcsvc.errors import InputError, Unavailable
 from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, RpcFailure
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal_check import check_journal
 from rpcsvc.store.backends import EXTRA_MISSING, open_database

@@ -16,15 +16,16 @@ from rpcsvc.clock import steady_ms
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmConnection
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import (
+    HOT_WALLET_INDEX,
     HdKeys,
     KeyFileRefused,
     OnchainExtraMissing,
     read_mnemonic,
 )
+from rpcsvc.settlement.onchain.evm.node import EvmConnection
 from rpcsvc.settlement.onchain.evm.records import EvmAddress
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool

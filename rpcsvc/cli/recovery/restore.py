@@ -24,16 +24,15 @@ from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import (
     FOLDER,
     JournalDamaged,
     mirror,
     read_place,
 )
-from rpcsvc.settlement.onchain.journal.marks import forget_mark
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal, forget_mark
 from rpcsvc.settlement.onchain.journal_replay import ReplayResult, open_journal
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
     DataDirInUse,

@@ -1,4 +1,4 @@
-"""The interface of a chain adapter (one asset on the networks that carry it), and AdapterWatch.
+"""The interfaces of a network, its payments and its asset's adapter; and AdapterWatch.
 
 A scan that hangs or fails delays no other adapter: it goes on, and a later pass shows its result.
 """
@@ -29,20 +29,95 @@ from rpcsvc.orders.ports.wallets import (
 log = structlog.get_logger(__name__)
 
 
-class ChainUnusable(Exception):
-    """Node, wallet, token or mnemonic is not what it should be. The text is for the operator."""
-
-
-class ChainAdapter(Protocol):
-    """One asset on the networks that carry it. Units are atomic ones of that asset.
+class Payments(Protocol):
+    """The payments of one network, each on record before it is published.
 
     As in orders/ports/wallets.Wallets, any exception other than TransferRejected means that the
     outcome is not known.
     """
 
+    async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
+        """Return the transfer's payment if it is on record: the payment journal brought it back,
+        and its order has planned the transfer since. Raises TransferRejected when it failed.
+        """
+        ...
+
+    async def prepare(
+        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+    ) -> None:
+        """Sign and ``record`` without publishing. Raises TransferRejected; after any other failure
+        nothing is on record, and it may be retried.
+        """
+        ...
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Publish the transfer's signed bytes, unless the network has them; repeating is safe."""
+        ...
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """Return the outcome of the transfer's payment on the network."""
+        ...
+
+    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
+        """Return the proof of a settled transfer, in the form that agents get.
+
+        Raises errors.Unavailable when it can't be made now.
+        """
+        ...
+
+
+class ServedNetwork(Protocol):
+    """One network as the engine sees it. Units are atomic ones of the network's asset.
+
+    ``transfers_per_payment``: the most transfers that one transaction may carry out.
+    ``block_seconds``: the typical time between blocks, in seconds, rounded up.
+    """
+
     asset: Asset
-    # Whose deposits and transfers belong to this adapter.
-    networks: frozenset[str]
+    payments: Payments
+    transfers_per_payment: int
+    block_seconds: int
+
+    def fee(self) -> int:
+        """Return the network fee of a transfer, with a margin.
+
+        Raises errors.Unavailable before it is known.
+        """
+        ...
+
+    def holdings(self) -> Holdings:
+        """Return the spendable balance. Raises errors.Unavailable before it is known."""
+        ...
+
+    async def accepts(self, address: str) -> bool:
+        """False if the network is known, within a second, to refuse payments to the address."""
+        ...
+
+    def state(self) -> NetworkState:
+        """Return the state of the network at the last refresh."""
+        ...
+
+    def seconds(self, units: int) -> int:
+        """Return the typical time, in seconds, until a deposit of ``units`` is confirmed."""
+        ...
+
+    async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
+        """Return the confirmations of a deposit; 0 while it is in the pool or gone.
+
+        As of the last scan, or when the newest block is at ``height`` (NetworkState.node_height).
+        """
+        ...
+
+    def required_confirmations(self, units: int) -> int:
+        """Return the confirmations after which deposits of ``units`` in all are final."""
+        ...
+
+
+class ChainAdapter(Protocol):
+    """One asset on the networks that carry it, by their names in orders."""
+
+    asset: Asset
+    networks: Mapping[str, ServedNetwork]
 
     async def start(self) -> None:
         """Connect, check that the nodes are on the right networks, load, catch up."""
@@ -57,106 +132,35 @@ class ChainAdapter(Protocol):
         ...
 
     def deposit_address(self) -> str:
-        """A fresh address from those made ahead. Raises errors.Unavailable when none is left."""
-        ...
-
-    def fee(self, chain: str) -> int:
-        """The network fee of a transfer in a swap with USDC on ``chain``, with a margin.
-
-        Raises errors.Unavailable before it is known.
-        """
-        ...
-
-    def holdings(self, network: str) -> Holdings:
-        """The spendable balance on a network. Raises errors.Unavailable before it is known."""
-        ...
-
-    async def accepts(self, network: str, address: str) -> bool:
-        """False if the network is known, within a second, to refuse payments to the address."""
+        """Return a fresh address, made ahead. Raises errors.Unavailable when none is left."""
         ...
 
     def total(self) -> int:
-        """The whole balance, locked or not. Raises errors.Unavailable before the first refresh."""
-        ...
-
-    def states(self) -> Mapping[str, NetworkState]:
-        """The state of each network at the last refresh."""
+        """Return the whole balance, locked or not. Raises errors.Unavailable before it is known."""
         ...
 
     def names(self, chain: str) -> NetworkNames:
-        """The names of the network that takes the deposit of an order of ``chain``."""
-        ...
-
-    def seconds(self, chain: str, units: int) -> int:
-        """The typical time, in seconds, until a deposit of ``units`` is confirmed."""
-        ...
-
-    def block_seconds(self, chain: str) -> int:
-        """The typical time between blocks, in seconds, rounded up."""
+        """Return the names of the network that takes the deposit of an order of ``chain``."""
         ...
 
     async def observe(self) -> Observation:
-        """Deposits that may have changed since they were last acknowledged, recomputed."""
+        """Return deposits that may have changed since they were last acknowledged, recomputed."""
         ...
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """Note that these are committed: cursors may move, final ones need not be shown again."""
         ...
 
-    def transfers_per_payment(self, network: str) -> int:
-        """The most transfers that one transaction of a network may carry out."""
-        ...
-
-    async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
-        """The transfer's payment if it is on record: the payment journal brought it back, and its
-        order has planned the transfer since. Raises TransferRejected when it failed.
-        """
-        ...
-
-    async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
-    ) -> None:
-        """Sign and ``record`` without publishing. Raises TransferRejected; after anything else
-        nothing is on record, and it may be retried.
-        """
-        ...
-
-    async def publish(self, transfer: Transfer) -> Verdict:
-        """Publish the transfer's signed bytes; repeating it is safe."""
-        ...
-
-    async def look_up(self, transfer: Transfer) -> Verdict:
-        """The outcome for the transfer's transaction id."""
-        ...
-
-    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
-        """The proof of a settled transfer, in the form that agents get.
-
-        Raises errors.Unavailable when it can't be made now.
-        """
-        ...
-
-    async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
-        """The confirmations of a deposit; 0 while it is in the pool or gone.
-
-        As of the last scan, or when the newest block is at ``height`` (NetworkState.node_height).
-        """
-        ...
-
-    def required_confirmations(self, network: str, units: int) -> int:
-        """The confirmations after which deposits of ``units`` in all are final on this network."""
-        ...
-
     async def maintain(self) -> None:
-        """Work between passes: make addresses ahead, sweep, note what the operator must know."""
+        """Work between passes: make addresses ahead, sweep, note conditions for the operator."""
         ...
 
     async def health(self) -> Health:
-        """Whether this adapter can settle now."""
+        """Return whether this adapter can settle now."""
         ...
 
     async def notes(self) -> list[str]:
-        """Notes for the operator that delay no order."""
+        """Return notes for the operator that delay no order."""
         ...
 
 

@@ -104,6 +104,10 @@ class NodeError(RpcFailure):
         self.data = data
 
 
+class ChainUnusable(Exception):
+    """Node, wallet, token or mnemonic is not what it should be. The text is for the operator."""
+
+
 class DaemonEndpoint(Redacted, frozen=True):
     """The address of a daemon. Messages show ``name``: a URL may hold a secret.
 

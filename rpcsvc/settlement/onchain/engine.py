@@ -1,18 +1,27 @@
 """The engine that settles from the operator's own wallets: one chain adapter each for XMR and USDC.
 
-Nothing is signed or published unless the guard (guard.py) lets it pass.
+Nothing is signed or published unless ``PayoutGuard`` lets it pass: not while payouts are paused,
+and no transfer over a cap, which waits, and health says why.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
 
 import orjson
 import structlog
+from msgspec import Struct
 from msgspec.structs import replace
+from typing_extensions import override
 
-from rpcsvc.domain.money import Asset, Money, format_units
+from rpcsvc.clock import Clock
+from rpcsvc.domain.chains import MONERO_NETWORK
+from rpcsvc.domain.events import order_of
+from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import InvalidDestination, Unavailable
@@ -26,18 +35,221 @@ from rpcsvc.orders.ports.wallets import (
     Outcome,
     Record,
     Verdict,
+    Wallets,
 )
-from rpcsvc.settlement.onchain.adapter import AdapterWatch, ChainAdapter, each_of, together
-from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
+from rpcsvc.settlement.onchain.adapter import (
+    AdapterWatch,
+    ChainAdapter,
+    Payments,
+    ServedNetwork,
+    each_of,
+    together,
+)
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.unrecorded import StartupReconciliation
+from rpcsvc.settlement.onchain.pause import PauseSwitch, SharedPause
+from rpcsvc.store.database import Tables
 
 log = structlog.get_logger(__name__)
 
 Pause = Callable[[float], Awaitable[None]]
 
 
-class OnchainEngine:
+_DAY_MS: Final = 24 * 3600 * 1000
+# A transfer that waits for a cap is tried at least once a minute (orders/scheduler/effects.py): one
+# that was not tried for this long was cancelled, or waits for something else.
+_ASKS_AGAIN_MS: Final = 5 * 60 * 1000
+_IN_MEMORY: Final = "in memory only, since the switch can't be written: do not restart the service"
+_SENT: Final = {
+    "XMR": "SELECT coalesce(sum(units), 0) AS units FROM monero_payments"
+    " WHERE purpose = 'transfer' AND prepared_at >= :at AND state <> 'failed'",
+    "USDC": "SELECT coalesce(sum(units), 0) AS units FROM evm_payments"
+    " WHERE purpose = 'transfer' AND prepared_at >= :at AND state <> 'failed'",
+}
+# Payments that are out, of transfers whose ids lie between two.
+_OUT: Final = (
+    "SELECT payment_id AS transfer_id, txid, address, units FROM monero_payments"
+    " WHERE state IN ('relaying', 'published', 'settled')"
+    "  AND payment_id > :after AND payment_id < :before"
+    " UNION ALL SELECT e.transfer_id, p.txid, e.address, e.units FROM monero_payees AS e"
+    " JOIN monero_payments AS p ON p.payment_id = e.payment_id"
+    " WHERE p.state IN ('relaying', 'published', 'settled')"
+    "  AND e.transfer_id > :after AND e.transfer_id < :before"
+    " UNION ALL SELECT p.payment_id, a.txid, p.recipient, p.units FROM evm_payments AS p"
+    " JOIN evm_attempts AS a ON a.payment_id = p.payment_id AND a.number = 1"
+    " WHERE p.state IN ('published', 'settled')"
+    "  AND p.payment_id > :after AND p.payment_id < :before"
+)
+_STATES: Final = "SELECT transfer_id, state FROM transfers WHERE order_id = :order_id"
+_NOT_PAID: Final = ("planned", "failed", "cancelled")
+
+
+class Caps(Struct, frozen=True):
+    """The most of one asset that goes out in one transfer, and within 24 hours; atomic units."""
+
+    per_transfer: int
+    per_day: int
+
+
+class _WaitingTransfer(NamedTuple):
+    """A transfer that waits for a cap: which, and when it was last asked for (ms)."""
+
+    problem: str
+    at: int
+
+
+class SignedPayments:
+    """Sums over the payments of the service's wallets."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def sent_since(self, asset: Asset, at: int) -> int:
+        """Atomic units signed for orders since ``at`` (ms), over all networks."""
+        row = await self._db.fetch_one(_SENT["XMR" if asset is XMR else "USDC"], at=at)
+        return int(row["units"]) if row else 0
+
+    async def unmatched(self, transfer: Transfer) -> str | None:
+        """A recorded payment that conflicts with the transfer's order, in words; None if there is
+        none.
+
+        The payment journal may restore a payment for an order that an older copy of the database
+        carries on differently: the next transfer would pay a second time.
+        """
+        order_id = order_of(transfer.transfer_id)
+        out = await self._db.fetch(_OUT, after=f"{order_id}/", before=f"{order_id}0")
+        known = await self._db.fetch(_STATES, order_id=order_id) if out else []
+        states = {row["transfer_id"]: row["state"] for row in known}
+        for row in out:
+            if row["transfer_id"] == transfer.transfer_id:
+                paid = (row["address"].lower(), row["units"])
+                same = paid == (transfer.address.lower(), transfer.units)
+            else:
+                same = states.get(row["transfer_id"], "planned") not in _NOT_PAID
+            if not same:
+                return (
+                    f"{row['txid']} paid {row['units']} units for {row['transfer_id']} of this"
+                    " order, which the database has otherwise: settle it, then rpcsvc payouts close"
+                    f" {transfer.transfer_id} {row['txid']} --note TEXT"
+                )
+        return None
+
+
+class PayoutGuard:
+    """Lets transfers pass, or not. ``shared``: the pause that other replicas may make."""
+
+    def __init__(
+        self,
+        switch: PauseSwitch,
+        caps: Mapping[Asset, Caps],
+        signed: SignedPayments,
+        clock: Clock,
+        shared: SharedPause | None = None,
+    ) -> None:
+        self.switch = switch
+        self._shared = shared
+        self._caps = caps
+        self._signed = signed
+        self._clock = clock
+        self._held: dict[str, _WaitingTransfer] = {}
+        # Units that are being signed: wallets work side by side, and their books don't have it yet.
+        self._passing = Counter[Asset]()
+        # Held from the sums of the books until a transfer counts: two wallets may pay one asset.
+        self._counting = asyncio.Lock()
+
+    def paused(self) -> str | None:
+        """Why payouts are paused; None when they are not."""
+        return self.switch.reason()
+
+    async def look(self) -> None:
+        """Read what other replicas may have said. Raises errors.Unavailable."""
+        if self._shared is not None:
+            await self._shared.look()
+
+    def require_open(self) -> None:
+        """Raise errors.Unavailable while payouts are paused."""
+        if self.paused() is not None:
+            raise Unavailable("Payouts are paused by the operator. Try again later.")
+
+    @asynccontextmanager
+    async def passing(
+        self, transfer: Transfer, companions: Sequence[Transfer] = ()
+    ) -> AsyncIterator[list[Transfer]]:
+        """Let a transfer pass to be signed, with those of ``companions`` that may go along.
+
+        Within the block they count for all others. Raises errors.Unavailable for a transfer that
+        is too large, or too much for one day.
+        """
+        async with self._counting:
+            await self._require_within_caps(transfer)
+            together = await self._within_caps(companions, after=transfer)
+            units = sum(item.units for item in (transfer, *together))
+            self._passing[transfer.asset] += units
+        try:
+            yield together
+        finally:
+            self._passing[transfer.asset] -= units
+
+    async def _require_within_caps(self, transfer: Transfer) -> None:
+        self._held.pop(transfer.transfer_id, None)
+        problem = await self._signed.unmatched(transfer) or await self._over(transfer)
+        if problem is not None:
+            self._held[transfer.transfer_id] = _WaitingTransfer(problem, self._clock.now_ms())
+            raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
+
+    async def _within_caps(
+        self, transfers: Sequence[Transfer], *, after: Transfer
+    ) -> list[Transfer]:
+        """The transfers that may go out together with ``after``; the others wait in the queue."""
+        passed: list[Transfer] = []
+        units = after.units
+        for transfer in transfers:
+            if await self._signed.unmatched(transfer) is None and (
+                await self._over(transfer, besides=units) is None
+            ):
+                passed.append(transfer)
+                units += transfer.units
+        return passed
+
+    async def _over(self, transfer: Transfer, besides: int = 0) -> str | None:
+        """The cap that a transfer exceeds, if ``besides`` units are about to be signed as well."""
+        caps, asset = self._caps[transfer.asset], transfer.asset
+        if transfer.units > caps.per_transfer:
+            return _over("the cap per transfer", caps.per_transfer, asset)
+        # In this order: what is committed meanwhile counts twice, rather than not at all.
+        passing = self._passing[asset]
+        sent = passing + await self._signed.sent_since(asset, self._clock.now_ms() - _DAY_MS)
+        if sent + besides + transfer.units > caps.per_day:
+            return _over("the cap per day", caps.per_day, asset)
+        return None
+
+    def health(self) -> Health:
+        """Whether money may go out, and if not, what holds it."""
+        reason = self.paused()
+        if reason is not None:
+            lost = "" if self.switch.is_written else f" ({_IN_MEMORY})"
+            return Health(False, f"paused: {reason}{lost}")
+        self._forget_silent()
+        if self._held:
+            transfer_id, held = next(iter(self._held.items()))
+            return Health(False, f"{transfer_id} waits: {held.problem} ({len(self._held)} in all)")
+        return Health(True)
+
+    def _forget_silent(self) -> None:
+        """Drop what does not ask any more; by a clock that was set back, what asked "later"."""
+        now = self._clock.now_ms()
+        self._held = {
+            transfer_id: held
+            for transfer_id, held in self._held.items()
+            if abs(now - held.at) <= _ASKS_AGAIN_MS
+        }
+
+
+def _over(cap: str, units: int, asset: Asset) -> str:
+    return f"it is over {cap} of {format_units(units, asset)} {asset.symbol}"
+
+
+class OnchainEngine(Wallets):
     """Implements Wallets with one adapter per asset.
 
     ``reconciliations``: the check that must pass once, by asset, before anything is signed for it.
@@ -60,7 +272,10 @@ class OnchainEngine:
     ) -> None:
         self._adapters = {adapter.asset: adapter for adapter in adapters}
         self._watches = {adapter.asset: AdapterWatch(adapter) for adapter in adapters}
-        self.networks = frozenset[str]().union(*(adapter.networks for adapter in adapters))
+        self._networks = {
+            name: network for adapter in adapters for name, network in adapter.networks.items()
+        }
+        self.networks = frozenset(self._networks)
         self._guard = guard
         self._floors = floors
         self._reconciliations = dict(reconciliations or {})
@@ -70,8 +285,8 @@ class OnchainEngine:
         self._faults: dict[Asset, str] = {}
         self.poll_ms = poll_ms
 
+    @override
     async def start(self) -> None:
-        """Connect both adapters. One that is not right is a matter of ``health``."""
         await asyncio.gather(*(adapter.start() for adapter in self._adapters.values()))
 
     async def close(self) -> None:
@@ -118,14 +333,14 @@ class OnchainEngine:
         """The switch that stops all outgoing money."""
         return self._guard.switch
 
+    @override
     def is_paused(self) -> bool:
-        """Whether the operator has stopped all outgoing money."""
         return self._guard.paused() is not None
 
     # --- taking orders -------------------------------------------------------------------------
 
+    @override
     def require_ready(self) -> None:
-        """Raise errors.Unavailable when either adapter can't settle: a swap needs both."""
         self._guard.require_open()
         if self._journal is not None and not self._journal.is_usable:
             raise Unavailable("Payouts can't be recorded right now. Try again later.")
@@ -134,43 +349,40 @@ class OnchainEngine:
             if self._watches[asset].is_blind():
                 raise Unavailable(f"{asset.symbol} can't be settled right now. Try again later.")
 
+    @override
     def deposit_address(self, asset: Asset) -> str:
-        """A fresh deposit address. Raises errors.Unavailable when none is left."""
         return self._adapters[asset].deposit_address()
 
+    @override
     def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        """Network fees as the nodes report them. Raises errors.Unavailable before they have."""
-        return Fees(self._adapters[payout].fee(chain), self._adapters[deposit].fee(chain))
+        return Fees(self._side(payout, chain).fee(), self._side(deposit, chain).fee())
 
+    @override
     def holdings(self, network: str) -> Holdings:
-        """The spendable balance on a network.
-
-        Raises errors.Unavailable while it is not known, and while the operator's inventory is below
-        its floor.
-        """
-        adapter = self._of(network)
-        held = adapter.holdings(network)
-        if not self._above_floor(adapter).ok:
+        found = self._of(network)
+        held = found.holdings()
+        if not self._above_floor(self._adapters[found.asset]).ok:
             raise Unavailable(
-                f"The service is short of {adapter.asset.symbol} and takes no new orders for it."
+                f"The service is short of {found.asset.symbol} and takes no new orders for it."
                 " Try again later."
             )
         return held
 
+    @override
     def pooled(self, _address: str, _network: str) -> None:
-        """None: the addresses are this wallet's own."""
+        pass
 
+    @override
     def states(self) -> dict[str, NetworkState]:
-        """What the last look at each network found. One whose deposits are not seen is not up."""
-        return {
-            network: state._replace(is_up=state.is_up and not self._watches[asset].is_blind())
-            for asset, adapter in self._adapters.items()
-            for network, state in adapter.states().items()
-        }
+        shown = {}
+        for name, network in self._networks.items():
+            state, watch = network.state(), self._watches[network.asset]
+            shown[name] = state._replace(is_up=state.is_up and not watch.is_blind())
+        return shown
 
+    @override
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
-        """Raise errors.InvalidDestination for an address that the token does not pay."""
-        if not await self._of(network).accepts(network, address):
+        if not await self._of(network).accepts(address):
             raise InvalidDestination(
                 f"The token on {network} refuses to pay this address: it is on its issuer's"
                 " blacklist. Send another address of the user.",
@@ -182,49 +394,49 @@ class OnchainEngine:
         """The names of the network that takes a deposit of ``asset``."""
         return self._adapters[asset].names(chain)
 
+    @override
     def estimated_seconds(self, deposit: Money, chain: str) -> int:
-        """The deposit's confirmations, and a block for the payout; in seconds."""
-        paid = next(a for asset, a in self._adapters.items() if asset is not deposit.asset)
-        waits = self._adapters[deposit.asset].seconds(chain, deposit.units)
-        return waits + paid.block_seconds(chain)
+        paid = USDC if deposit.asset is XMR else XMR
+        waits = self._side(deposit.asset, chain).seconds(deposit.units)
+        return waits + self._side(paid, chain).block_seconds
 
     # --- deposits ------------------------------------------------------------------------------
 
+    @override
     async def observe(self) -> Observation:
-        """Deposits on all networks that may have changed, of the adapters that answer in time."""
         return together(await asyncio.gather(*(w.observe() for w in self._watches.values())))
 
+    @override
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """Tell each adapter that these are committed, so that it moves its cursors."""
         looked = [
             adapter for asset, adapter in self._adapters.items() if self._watches[asset].has_looked
         ]
         await each_of(_acknowledge(adapter, sightings) for adapter in looked)
 
+    @override
     async def confirmations(self, key: DepositKey) -> int:
-        """The confirmations of a deposit now; 0 while it is in the pool or gone."""
         return await self._of(key.network).confirmations(key)
 
     async def confirmations_at(self, key: DepositKey, height: int) -> int:
         """The confirmations of a deposit when the newest block is at ``height``."""
         return await self._of(key.network).confirmations(key, height)
 
+    @override
     def required_confirmations(self, network: str, units: int) -> int:
-        """The confirmations after which deposits of ``units`` in all are final on this network."""
-        return self._of(network).required_confirmations(network, units)
+        return self._of(network).required_confirmations(units)
 
     # --- transfers -----------------------------------------------------------------------------
 
+    @override
     def transfers_per_payment(self, network: str) -> int:
-        """The most transfers that one transaction of a network may carry out."""
-        return self._of(network).transfers_per_payment(network)
+        return self._of(network).transfers_per_payment
 
+    @override
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
     ) -> None:
-        """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
-        adapter = self._of(transfer.network)
-        if (known := await adapter.recorded(transfer)) is not None:
+        network = self._of(transfer.network)
+        if (known := await network.payments.recorded(transfer)) is not None:
             # The payment journal brought it back before its order planned it: it is out already.
             await record(known, None)
             return
@@ -233,28 +445,28 @@ class OnchainEngine:
         if self._journal is not None:
             await self._journal.require_ready()
         async with self._guard.passing(transfer, companions) as together:
-            if (poll := self._reconciliations.get(adapter.asset)) is not None:
+            if (poll := self._reconciliations.get(network.asset)) is not None:
                 await poll.require_done()
             # Another caller's startup reconciliation may have paused payouts meanwhile, and leaves
             # this one nothing to find.
             self._guard.require_open()
-            await adapter.prepare(transfer, together, record)
+            await network.payments.prepare(transfer, together, record)
 
+    @override
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Publish the transfer's signed bytes, unless payouts are paused."""
         await self._guard.look()
         if self._guard.paused() is not None:
             return Verdict(Outcome.ABSENT, "payouts are paused")
-        adapter = self._of(transfer.network)
-        return await _with_receipt(adapter, transfer, await adapter.publish(transfer))
+        payments = self._of(transfer.network).payments
+        return await _with_receipt(payments, transfer, await payments.publish(transfer))
 
+    @override
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """The transfer's outcome on the network; with its receipt once it is settled."""
-        adapter = self._of(transfer.network)
-        return await _with_receipt(adapter, transfer, await adapter.look_up(transfer))
+        payments = self._of(transfer.network).payments
+        return await _with_receipt(payments, transfer, await payments.look_up(transfer))
 
+    @override
     async def health(self) -> Health:
-        """Whether everything can be settled, and if not, what is wrong."""
         checks = [("payouts", self._guard.health())]
         checks += [
             (adapter.asset.symbol, await adapter.health()) for adapter in self._adapters.values()
@@ -293,11 +505,16 @@ class OnchainEngine:
         shown = format_units(held, adapter.asset), format_units(floor, adapter.asset)
         return Health(False, f"the wallet holds {shown[0]}, below the floor of {shown[1]}: fund it")
 
-    def _of(self, network: str) -> ChainAdapter:
-        for adapter in self._adapters.values():
-            if network in adapter.networks:
-                return adapter
-        raise Unavailable(f"No node serves {network}: onchain.nodes has to name one.")
+    def _of(self, network: str) -> ServedNetwork:
+        """Return a network by its name. Raises errors.Unavailable for one without a node."""
+        found = self._networks.get(network)
+        if found is None:
+            raise Unavailable(f"No node serves {network}: onchain.nodes has to name one.")
+        return found
+
+    def _side(self, asset: Asset, chain: str) -> ServedNetwork:
+        """Return the network that carries ``asset`` in a swap with USDC on ``chain``."""
+        return self._of(MONERO_NETWORK if asset is XMR else chain)
 
 
 async def _acknowledge(adapter: ChainAdapter, sightings: Sequence[DepositSighting]) -> None:
@@ -308,9 +525,9 @@ def _upkeep(fault: str) -> Health:
     return Health(False, f"the upkeep has failed ({fault}): report upkeep_failed in the log")
 
 
-async def _with_receipt(adapter: ChainAdapter, transfer: Transfer, verdict: Verdict) -> Verdict:
-    """A settled transfer is not called so before what proves it is at hand."""
+async def _with_receipt(payments: Payments, transfer: Transfer, verdict: Verdict) -> Verdict:
+    """Add the receipt of a settled transfer: without it, the transfer is not called settled."""
     if verdict.outcome is not Outcome.SETTLED:
         return verdict
-    receipt = await adapter.receipt(transfer)
+    receipt = await payments.receipt(transfer)
     return replace(verdict, receipt=orjson.dumps(receipt).decode())

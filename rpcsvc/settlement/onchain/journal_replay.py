@@ -1,7 +1,6 @@
 """The replay of the payment journal's lines into a database that lacks them.
 
-It adopts a line without a row: it publishes the same bytes again and never signs
-anew.
+A line without a row is adopted: the same bytes are published again, and nothing is signed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     SweptEntry,
 )
 from rpcsvc.settlement.onchain.evm.records import EvmAddress
-from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause, throw
 from rpcsvc.settlement.onchain.journal.files import (
     EVM_ADDRESSES,
     AddressesEntry,
@@ -36,8 +34,7 @@ from rpcsvc.settlement.onchain.journal.files import (
     Mark,
     VoidEntry,
 )
-from rpcsvc.settlement.onchain.journal.marks import marks_of, put_mark
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal, marks_of, put_mark
 from rpcsvc.settlement.onchain.journal_entries import (
     Entry,
     from_body,
@@ -52,6 +49,7 @@ from rpcsvc.settlement.onchain.journal_entries import (
 )
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
+from rpcsvc.settlement.onchain.pause import PauseSwitch, SharedPause, throw
 from rpcsvc.store.database import Rows, Statement, StoreConflict, Tables
 from rpcsvc.store.leases import SETTLER
 from rpcsvc.store.orders import OrderStore
@@ -62,6 +60,18 @@ log = structlog.get_logger(__name__)
 _HELD: Final = "SELECT holder, token FROM leases WHERE name = :name"
 # Then nothing is known of its last lines, which that replica has to adopt.
 _DOUBT: Final = "UPDATE payment_journal SET token = 0, holder = '' WHERE journal = :journal"
+_MONERO_LIVE: Final = (
+    monero.MoneroPaymentState.PREPARED,
+    monero.MoneroPaymentState.RELAYING,
+    monero.MoneroPaymentState.PUBLISHED,
+)
+_NOTE: Final = (
+    "INSERT INTO journal_adopted (txid, adopted_at) VALUES (:txid, :at) ON CONFLICT DO NOTHING"
+)
+_RESTORED: Final = (
+    "the database is a restored copy: start each replica that has settled since, so that it adopts"
+    " what its journal has, run rpcsvc audit, then rpcsvc payouts resume"
+)
 
 
 class JournalWatch:
@@ -88,16 +98,6 @@ class JournalWatch:
             self.marks = marks
         if self._pause is not None:
             await self._pause.look()
-
-
-_MONERO_LIVE: Final = (
-    monero.MoneroPaymentState.PREPARED,
-    monero.MoneroPaymentState.RELAYING,
-    monero.MoneroPaymentState.PUBLISHED,
-)
-_NOTE: Final = (
-    "INSERT INTO journal_adopted (txid, adopted_at) VALUES (:txid, :at) ON CONFLICT DO NOTHING"
-)
 
 
 class ReplayResult(Struct):
@@ -289,12 +289,6 @@ async def _decided(
         return tuple(lines)
     log.info("journal_line_refused", line=last.at.line, kind=last.kind)
     return tuple(line for line in lines if line != last)
-
-
-_RESTORED: Final = (
-    "the database is a restored copy: start each replica that has settled since, so that it adopts"
-    " what its journal has, run rpcsvc audit, then rpcsvc payouts resume"
-)
 
 
 async def open_journal(

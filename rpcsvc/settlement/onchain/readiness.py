@@ -12,11 +12,10 @@ from typing import Final
 from msgspec import Struct
 
 from rpcsvc.domain.money import USDC, XMR, format_units
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
-from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, read_held

@@ -15,7 +15,7 @@ import structlog
 from msgspec import Struct
 
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
-from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
+from rpcsvc.settlement.onchain.pause import PauseSwitch, throw
 from rpcsvc.store.database import Statement, Tables, from_row, insert
 
 log = structlog.get_logger(__name__)
@@ -31,12 +31,6 @@ class UnattributedDeposit(Struct, frozen=True):
     order_id: str | None
 
 
-_ACKNOWLEDGE_NONCE: Final = (
-    "INSERT INTO evm_nonces (network, sender, acknowledged_below)"
-    " VALUES (:network, :sender, :nonce)"
-    " ON CONFLICT (network, sender) DO UPDATE SET acknowledged_below = excluded.acknowledged_below"
-    " WHERE excluded.acknowledged_below > evm_nonces.acknowledged_below"
-)
 _ACKNOWLEDGE_TRANSACTION: Final = (
     f"{insert('acknowledged_transactions', ('network', 'txid', 'at'))} ON CONFLICT DO NOTHING"
 )
@@ -61,30 +55,10 @@ class UnrecordedLedger:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    async def acknowledged_nonce(self, network: str, sender: str) -> int | None:
-        """The nonce below which the operator has acknowledged all nonces; None: never."""
-        row = await self._db.fetch_one(
-            "SELECT acknowledged_below FROM evm_nonces"
-            " WHERE network = :network AND sender = :sender",
-            network=network,
-            sender=sender,
-        )
-        return int(row["acknowledged_below"]) if row else None
-
-    async def acknowledge_nonce(self, network: str, sender: str, nonce: int) -> None:
-        """Record that the operator has acknowledged all nonces below this one."""
-        values = {"network": network, "sender": sender, "nonce": nonce}
-        await self._db.write([Statement(_ACKNOWLEDGE_NONCE, values)])
-
     async def annotated(self, network: str) -> list[str]:
         """Ids of transactions that the operator made by hand and annotated."""
         sql = "SELECT txid FROM annotated_transactions WHERE network = :network ORDER BY txid"
         return [row["txid"] for row in await self._db.fetch(sql, network=network)]
-
-    async def monero_cursor(self) -> int | None:
-        """The newest block of Monero whose deposits are on record; None before the first scan."""
-        row = await self._db.fetch_one("SELECT max(height) AS height FROM monero_cursor")
-        return None if row is None or row["height"] is None else int(row["height"])
 
     async def not_on_record(self, txids: Collection[str]) -> list[str]:
         """The unrecorded ones of the wallet's Monero transactions, in order.

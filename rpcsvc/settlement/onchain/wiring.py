@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -16,12 +16,9 @@ from rpcsvc.clock import SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain, ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, as_units, parse_amount
-from rpcsvc.domain.order import Order
 from rpcsvc.domain.reservations import counted
-from rpcsvc.domain.usdc import Domain
 from rpcsvc.engine_context import EngineContext
 from rpcsvc.errors import ServiceError
-from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.policy import MakeOrders
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.ports.wallets import NetworkNames, OrderingWallets
@@ -31,24 +28,20 @@ from rpcsvc.orders.withdrawals import WithdrawalLimits, read_allow_list
 from rpcsvc.rates.sources import rate_source
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settings_onchain import InventorySettings, OnchainSettings
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
-from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
-from rpcsvc.settlement.onchain.evm.connection import EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, DaemonEndpoint
+from rpcsvc.settlement.onchain.engine import Caps, OnchainEngine, PayoutGuard, SignedPayments
+from rpcsvc.settlement.onchain.evm.adapter import (
+    EvmAdapter,
+    EvmNode,
+    Ledgers,
+    OnchainAuthorizations,
+)
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnemonic
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.guard import (
-    Caps,
-    PauseRow,
-    PauseSwitch,
-    PayoutGuard,
-    SharedPause,
-    SignedPayments,
-)
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.journal_replay import JournalWatch, open_journal
@@ -59,8 +52,8 @@ from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, StartupReconciliation
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch, SharedPause
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
-from rpcsvc.store.authorizations import AuthorizationRecord
 from rpcsvc.store.checks import UnservedOrders
 from rpcsvc.store.replicas import SharedWallets
 
@@ -70,43 +63,6 @@ _WEI: Final = 10**18
 _LEAST_RESERVE: Final = 256
 # int() takes more than people mean by a number: 1_0, digits of any script.
 _COUNT: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
-
-
-class OnchainAuthorizations:
-    """The AuthorizationWallets port over the USDC adapter.
-
-    Takes new authorizations only while orders are taken (``require_ready``); carries out what is
-    recorded.
-    """
-
-    def __init__(self, require_ready: Callable[[], None], usdc: EvmAdapter) -> None:
-        self._require_ready = require_ready
-        self._usdc = usdc
-
-    def contract(self, network: str) -> str:
-        """A network's token. Raises errors.Unavailable."""
-        return self._usdc.domain(network).contract
-
-    async def token(self, order: Order) -> Domain:
-        """The domain of its network's token. Raises errors.Unavailable."""
-        return self._usdc.domain(order.terms.deposit_network)
-
-    def fee(self, network: str) -> int:
-        """The gas of an authorization, in USDC units. Raises errors.Unavailable while not known."""
-        return self._usdc.authorization_fee(network)
-
-    async def require_usable(self, record: AuthorizationRecord) -> None:
-        """Raise AuthorizationRefused for one that would fail, and errors.Unavailable."""
-        self._require_ready()
-        await self._usdc.require_usable(record)
-
-    async def carry_out(self, record: AuthorizationRecord) -> Carried:
-        """Send an authorization unless it is used, and return its outcome."""
-        return await self._usdc.carry_out(record)
-
-    def gas_share(self) -> float | None:
-        """The share of the gas budget that 24 hours took; None before it is read."""
-        return self._usdc.gas_budget.share()
 
 
 @asynccontextmanager
@@ -229,7 +185,7 @@ async def _engine(
         unrecorded = UnrecordedLedger(tables)
         outgoing = MoneroOutgoing(*clients, ledger, unrecorded)
         reconciliations[XMR] = StartupReconciliation(outgoing, unrecorded, guard.switch, clock)
-    unserved = await UnservedOrders.find(tables, xmr.networks | usdc.networks)
+    unserved = await UnservedOrders.find(tables, frozenset((*xmr.networks, *usdc.networks)))
     return OnchainEngine(
         (xmr, usdc),
         guard,

@@ -12,7 +12,8 @@ from rpcsvc.domain.order import DepositKey, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.settlement.onchain.guard import SignedPayments
+from rpcsvc.settlement.onchain.engine import SignedPayments
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders, engine_conflict
 from rpcsvc.store.database import Tables
@@ -174,10 +175,11 @@ async def test_own_addresses_are_known_in_any_case(filled: Tables) -> None:
 
 async def test_unrecorded_transactions_are_acknowledged_and_annotated(filled: Tables) -> None:
     ledger, books = UnrecordedLedger(filled), OperatorBooks(filled)
-    assert await ledger.acknowledged_nonce("arbitrum", "0xHot") is None
+    payments = EvmPaymentLedger(filled)
+    assert await payments.acknowledged_nonce("arbitrum", "0xHot") is None
     for nonce, kept in ((4, 4), (3, 4), (5, 5)):
-        await ledger.acknowledge_nonce("arbitrum", "0xHot", nonce)
-        assert await ledger.acknowledged_nonce("arbitrum", "0xHot") == kept
+        await payments.acknowledge_nonce("arbitrum", "0xHot", nonce)
+        assert await payments.acknowledged_nonce("arbitrum", "0xHot") == kept
     assert await ledger.not_on_record(["q", "mm", "p"]) == ["p", "q"]
     await ledger.acknowledge_transactions("monero", ["q"], 1)
     await books.annotate("monero", "p", "by hand", 1, 10**30)

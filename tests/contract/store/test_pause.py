@@ -13,8 +13,8 @@ from rpcsvc.audit.records import Watched
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm import records as evm
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.guard import PauseRow, PauseSwitch, SharedPause
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
+from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch, SharedPause
 from rpcsvc.store.database import StaleWrite, Statement, Tables
 from rpcsvc.store.leases import SETTLER, Fenced, Lease, Leases
 from tests.e2e.processes import TIMEOUT_SECONDS, until

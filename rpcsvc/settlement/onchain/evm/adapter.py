@@ -7,74 +7,58 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from msgspec import Struct
+from typing_extensions import override
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, Asset, format_units, mul_div_ceil
-from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.orders.authorizations import Carried
+from rpcsvc.orders.authorizations import AuthorizationWallets, Carried
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     NetworkNames,
     NetworkState,
     Observation,
-    PreparedTransfer,
-    Record,
-    Verdict,
 )
-from rpcsvc.settlement.onchain.adapter import each_of, together
+from rpcsvc.settlement.onchain.adapter import ChainAdapter, ServedNetwork, each_of, together
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, RpcFailure
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget
-from rpcsvc.settlement.onchain.evm.connection import (
-    HOT_WALLET_INDEX,
-    EvmConnection,
-    EvmNetwork,
-    EvmOptions,
-)
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
-from rpcsvc.settlement.onchain.evm.gas import EvmOpening, HotBalances, OpeningLedger
-from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.gas import EvmOpening, OpeningLedger
+from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.evm.payments import Blacklist, EvmNonces, EvmPayments
-from rpcsvc.settlement.onchain.evm.records import EvmReceipt
+from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.authorizations import AuthorizationRecord
 
 log = structlog.get_logger(__name__)
 
 
-def evm_receipt(receipt: EvmReceipt) -> dict[str, Any]:
-    """For eth_getTransactionReceipt of any node: the token's Transfer event at that index."""
-    return {
-        "network": receipt.network,
-        "asset": USDC.symbol,
-        "txid": receipt.txid,
-        "address": receipt.recipient,
-        "amount": format_units(receipt.units, USDC),
-        "block": receipt.block_number,
-        "chainId": receipt.chain_id,
-        "token": receipt.token,
-        "logIndex": receipt.log_index,
-    }
-
-
 _WEI: Final = 10**18
 _LOOK_SECONDS: Final = 5.0
 # How many blocks a node needs to call one finalized: two epochs of 32 slots, and some.
 _BLOCKS_TO_FINAL: Final = 70
+# How long an order waits for the answer; a slow node keeps nobody from ordering.
+WAIT_SECONDS: Final = 0.5
+KEPT_MS: Final = 60_000
+_MOST_KEPT: Final = 4_096
 
 
 class Ledgers(Struct, frozen=True):
@@ -94,8 +78,54 @@ class EvmNode(Struct, frozen=True):
     coin_price: int
 
 
-class EvmNetworkAdapter:
-    """Everything about one network."""
+class Blacklist:
+    """The blacklist of one token, as its node reports it."""
+
+    def __init__(self, connection: EvmConnection, now_ms: Callable[[], int] = steady_ms) -> None:
+        self._connection = connection
+        self._now_ms = now_ms
+        self._kept: OrderedDict[str, tuple[int, bool]] = OrderedDict()
+        self._has_none = False  # the token has no such function
+
+    async def has(self, address: str) -> bool:
+        """Whether the address is on the blacklist.
+
+        False, with a line in the log, when the node does not answer in time.
+        """
+        if self._has_none:
+            return False
+        now, key = self._now_ms(), address.lower()
+        kept = self._kept.get(key)
+        if kept is not None and now - kept[0] < KEPT_MS:
+            return kept[1]
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                found = await self._connection.is_blacklisted(address)
+        except ChainUnusable:
+            self._has_none = True
+            log.info("blacklist_not_found", network=self._connection.network.name)
+            return False
+        except (TimeoutError, RpcFailure) as failure:
+            reason = str(failure) or f"no answer within {WAIT_SECONDS} s"
+            log.warning(
+                "blacklist_check_failed", network=self._connection.network.name, reason=reason
+            )
+            return False
+        self._keep(key, now, found=found)
+        return found
+
+    def _keep(self, key: str, now: int, *, found: bool) -> None:
+        self._kept[key] = (now, found)
+        self._kept.move_to_end(key)
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+
+
+class EvmNetworkAdapter(ServedNetwork):
+    """One network: its node, deposits, payments, sweeps and signed authorizations."""
+
+    asset: Asset = USDC
+    transfers_per_payment = 1
 
     def __init__(
         self,
@@ -108,26 +138,20 @@ class EvmNetworkAdapter:
     ) -> None:
         self.network = node.network
         self.client = node.client
+        self.block_seconds = max(1, round(node.network.block_seconds))
         self._coin_price = node.coin_price
         self.connection = EvmConnection(node.client, node.network)
-        self.blacklist = Blacklist(self.connection)
+        self._blacklist = Blacklist(self.connection)
         self.deposits = EvmDepositScanner(self.connection, ledgers.deposits, clock)
         signer = keys.signer(HOT_WALLET_INDEX)
         nonces = EvmNonces(
             self.connection, signer.address, ledgers.payments, ledgers.unrecorded, switch
         )
 
-        async def is_ours(address: str) -> bool:
-            return bool(await ledgers.deposits.ours([address]))
-
         self.payments = EvmPayments(
-            self.connection,
-            signer,
-            ledgers.payments,
-            clock,
-            is_ours,
-            nonces,
+            self.connection, signer, ledgers.payments, clock, ledgers.deposits.is_ours, nonces
         )
+        self.upkeep = EvmUpkeep(self.connection, self.payments, ledgers.payments, clock)
         self.opening = EvmOpening(self.connection, signer.address, ledgers.openings)
         self.sweeps = EvmSweeps(self.connection, self.payments, ledgers.payments, keys, clock)
         self.authorizations = EvmAuthorizations(
@@ -145,7 +169,7 @@ class EvmNetworkAdapter:
         """The problem with the node or its answers; None if there is none."""
         return self.connection.problem or self.deposits.problem
 
-    def is_up(self) -> bool:
+    def _is_up(self) -> bool:
         """Whether the chain goes on, the node can be relied on, and USDC moves and can be sent."""
         problems = (self.problem, self.connection.stall(), self._why_nothing_is_sent())
         return not self.connection.paused and all(problem is None for problem in problems)
@@ -157,20 +181,66 @@ class EvmNetworkAdapter:
                 f"USDC on {self.network.name} can't be settled right now. Try again later."
             )
 
+    @override
     def fee(self) -> int:
-        """The gas of a transfer in USDC units, rounded up. Raises Unavailable if none is sent."""
         self._require_sending()
-        return self._in_usdc(self.payments.gas_fee())
+        return self._in_usdc(self.payments.gas.payout_cost())
 
     def authorization_fee(self) -> int:
-        """The gas of a signed authorization in USDC units, rounded up. Raises Unavailable."""
+        """Return the gas of a signed authorization, as ``fee`` does. Raises Unavailable."""
         self._require_sending()
-        return self._in_usdc(self.payments.authorization_gas_fee())
+        return self._in_usdc(self.payments.gas.authorization_cost())
+
+    @override
+    def holdings(self) -> Holdings:
+        self.require_up()
+        hot = self.payments.gas.hot
+        if hot is None:
+            raise Unavailable(f"What can be paid on {self.network.name} is not known yet.")
+        return Holdings(hot.usdc, 0, 0)
+
+    @override
+    async def accepts(self, address: str) -> bool:
+        return not await self._blacklist.has(address)
+
+    @override
+    def state(self) -> NetworkState:
+        return NetworkState(
+            self.connection.block_age(),
+            sweeps=self.sweeps.counts,
+            node_height=self.connection.height(),
+            scanned_height=self.deposits.scanned_height,
+            nonces=self.payments.nonces.gap,
+            is_up=self._is_up(),
+        )
+
+    @override
+    def seconds(self, units: int) -> int:
+        return math.ceil(self.required_confirmations(units) * self.network.block_seconds)
+
+    @override
+    async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
+        return await self.deposits.confirmations(key, height)
+
+    @override
+    def required_confirmations(self, units: int) -> int:
+        depth = self.network.confirmations
+        return _BLOCKS_TO_FINAL if depth is None else depth
+
+    async def observe(self) -> Observation:
+        """Return deposits that changed; none while the node is out."""
+        try:
+            found = await self.deposits.observe()
+        except Unavailable:
+            return Observation()  # health says why; a later pass sees what was not seen now
+        at = self.deposits.complete_until
+        return Observation(found, {} if at is None else {self.network.name: at})
 
     def _in_usdc(self, wei: int) -> int:
         return max(1, mul_div_ceil(wei, self._coin_price, _WEI))
 
     def _require_sending(self) -> None:
+        self.require_up()
         if (why := self._why_nothing_is_sent()) is not None:
             log.debug("evm_fee_refused", network=self.network.name, reason=why)
             raise Unavailable(
@@ -182,14 +252,14 @@ class EvmNetworkAdapter:
 
         None: none of them. An order taken now would wait for its payout, or for its refund.
         """
-        if self.payments.is_blacklisted():
+        if self.payments.gas.is_blacklisted:
             return f"the hot wallet is on the blacklist of USDC on {self.network.name}"
-        if (unknown := self.payments.gas_problem()) is not None:
+        if (unknown := self.payments.gas.problem) is not None:
             return unknown
-        hot = self.payments.hot()
+        hot = self.payments.gas.hot
         if hot is None:
             return None
-        cost, name = self.payments.gas_fee(), self.network.name
+        cost, name = self.payments.gas.payout_cost(), self.network.name
         if cost > self.network.highest_fee:
             return (
                 f"gas on {name} is too dear: a transfer may cost {cost} wei, and highest_gas_usd"
@@ -213,9 +283,9 @@ class EvmNetworkAdapter:
         try:
             with self.connection.watched():
                 head = await self.connection.check()
-                await self.payments.refresh_gas()
+                await self.payments.gas.poll()
                 await self.payments.reconcile()
-                await self.payments.measure_nonces()
+                await self.payments.nonces.measure()
                 await self.opening.poll(head)
         except Unavailable as reason:
             log.info("evm_check_postponed", network=self.network.name, reason=reason.message)
@@ -225,7 +295,7 @@ class EvmNetworkAdapter:
         self.deposits.problem = None
         try:
             with self.connection.watched():
-                await self.payments.refresh_gas()
+                await self.payments.gas.poll()
         except Unavailable as reason:
             log.info("evm_check_postponed", network=self.network.name, reason=reason.message)
 
@@ -234,7 +304,7 @@ class EvmNetworkAdapter:
         await self.poll()
         try:
             with self.connection.watched():
-                await self.payments.maintain()
+                await self.upkeep.maintain()
                 await self.sweeps.maintain()
         except Unavailable as reason:
             log.info("evm_maintenance_postponed", network=self.network.name, reason=reason.message)
@@ -246,7 +316,7 @@ class EvmNetworkAdapter:
         found = [text for text in (self.problem, self.connection.stall(), failed) if text]
         if self.connection.paused:
             found.append(f"USDC on {name} is paused by its issuer")
-        hot = self.payments.hot()
+        hot = self.payments.gas.hot
         if hot is None and self.connection.problem is None:
             found.append(f"what the hot wallet on {name} holds is not known yet")
         if hot is not None and hot.ether < self.network.gas_reserve:
@@ -262,7 +332,7 @@ class EvmNetworkAdapter:
         return self.sweeps.conditions()
 
 
-class EvmAdapter:
+class EvmAdapter(ChainAdapter):
     """Implements ChainAdapter for USDC. It owns the clients from ``start`` to ``close``.
 
     ``nodes`` are what it settles on; ``chains`` are all that there may be orders of.
@@ -286,31 +356,27 @@ class EvmAdapter:
         self._addresses = EvmAddressPool(keys, ledgers.deposits, options)
         prices = {node.network.name: node.coin_price for node in nodes}
         self.gas_budget = GasBudget(options.authorization_gas, prices, ledgers.payments, clock)
-        self._by_network: Mapping[str, EvmNetworkAdapter] = {
+        self.networks: Mapping[str, EvmNetworkAdapter] = {
             node.network.name: EvmNetworkAdapter(
                 node, keys, ledgers, self.gas_budget, clock, switch
             )
             for node in nodes
         }
-        self.networks = frozenset(self._by_network)
 
     @property
     def hot_wallet(self) -> str:
         """The address that pays, on every network (EIP-55)."""
-        return next(iter(self._by_network.values())).payments.hot_wallet
+        return next(iter(self.networks.values())).payments.hot_wallet
 
+    @override
     async def start(self) -> None:
-        """Adopt the addresses, connect, refresh. A node that is not right is reported by health.
-
-        Raises ChainUnusable for the mnemonic of another service.
-        """
         await self._make_addresses()
         self.open()
         await self._each(EvmNetworkAdapter.poll)
 
     def open(self) -> None:
         """Open the clients of the nodes. Call it with the event loop running."""
-        for adapter in self._by_network.values():
+        for adapter in self.networks.values():
             adapter.client.rpc.open()
 
     async def look(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
@@ -321,169 +387,55 @@ class EvmAdapter:
             await self._each(EvmNetworkAdapter.look)
             await pause(_LOOK_SECONDS)
 
+    @override
     async def close(self) -> None:
-        """Give unused addresses back and let go of the connections."""
         try:
             await self._addresses.close()
         finally:
-            for adapter in self._by_network.values():
+            for adapter in self.networks.values():
                 await adapter.client.rpc.close()
 
     # --- taking orders -------------------------------------------------------------------------
 
+    @override
     def require_ready(self) -> None:
-        """Raise errors.Unavailable when no order can be taken on any network."""
-        if all(adapter.problem is not None for adapter in self._by_network.values()):
+        if all(adapter.problem is not None for adapter in self.networks.values()):
             raise Unavailable("USDC can't be settled right now. Try again later.")
         if self._addresses.ready == 0:
             raise Unavailable("No USDC deposit address is ready. Try again in a moment.")
 
+    @override
     def deposit_address(self) -> str:
-        """An address that no order has or will have. Raises errors.Unavailable."""
         self.require_ready()
         return self._addresses.take()
 
-    def fee(self, chain: str) -> int:
-        """The gas of a transfer, in USDC units. Raises errors.Unavailable while not known."""
-        adapter = self._by_network[chain]
-        adapter.require_up()
-        return adapter.fee()
-
-    def authorization_fee(self, network: str) -> int:
-        """The gas of a signed authorization, in USDC units. Raises errors.Unavailable."""
-        return self._of(network).authorization_fee()
-
-    def holdings(self, network: str) -> Holdings:
-        """The hot wallet's USDC on a network. Raises errors.Unavailable while it is not known."""
-        adapter = self._by_network[network]
-        adapter.require_up()
-        hot = adapter.payments.hot()
-        if hot is None:
-            raise Unavailable(f"What can be paid on {network} is not known yet.")
-        return Holdings(hot.usdc, 0, 0)
-
-    async def accepts(self, network: str, address: str) -> bool:
-        """False while the address is on the token's blacklist."""
-        return not await self._by_network[network].blacklist.has(address)
-
+    @override
     def total(self) -> int:
-        """The hot wallet's USDC on all networks. Raises errors.Unavailable before a refresh."""
-        found = [adapter.payments.hot() for adapter in self._by_network.values()]
+        found = [adapter.payments.gas.hot for adapter in self.networks.values()]
         if all(hot is None for hot in found):
             raise Unavailable("What the hot wallet holds is not known yet.")
         return sum(hot.usdc for hot in found if hot is not None)
 
-    def hot(self, network: str) -> HotBalances | None:
-        """The hot wallet's balances at the last refresh; None before one."""
-        return self._by_network[network].payments.hot()
-
-    def states(self) -> Mapping[str, NetworkState]:
-        """The state of each network at the last refresh."""
-        return {
-            name: NetworkState(
-                adapter.connection.block_age(),
-                sweeps=adapter.sweeps.counts,
-                node_height=adapter.connection.height(),
-                scanned_height=adapter.deposits.scanned_height,
-                nonces=adapter.payments.nonce_gap(),
-                is_up=adapter.is_up(),
-            )
-            for name, adapter in self._by_network.items()
-        }
-
+    @override
     def names(self, chain: str) -> NetworkNames:
-        """The chain by its name and number, and its token; of any chain in the table.
-
-        Orders are shown for longer than their chain may have a node.
-        """
         known = self._chains.resolve(chain)
         return NetworkNames.of_usdc(known, is_test=self._test_networks)
 
-    def seconds(self, chain: str, units: int) -> int:  # noqa: ARG002 - any amount
-        """The typical time, in seconds, until a deposit is confirmed."""
-        network = self._by_network[chain].network
-        return math.ceil(_depth(network) * network.block_seconds)
-
-    def block_seconds(self, chain: str) -> int:
-        """The typical time between blocks, in seconds, rounded up."""
-        return max(1, round(self._by_network[chain].network.block_seconds))
-
     # --- deposits ------------------------------------------------------------------------------
 
+    @override
     async def observe(self) -> Observation:
-        """Deposits that changed; none of a network whose node is out."""
-        return together(await asyncio.gather(*(_observed(b) for b in self._by_network.values())))
+        return together(await asyncio.gather(*(each.observe() for each in self.networks.values())))
 
+    @override
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """These are committed: the cursors may move."""
-        await each_of(b.deposits.acknowledge(sightings) for b in self._by_network.values())
-
-    async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
-        """The confirmations of a deposit at the last scan, or at a height; 0 when it is gone."""
-        return await self._by_network[key.network].deposits.confirmations(key, height)
-
-    def required_confirmations(self, network: str, units: int) -> int:  # noqa: ARG002 - any amount
-        """The confirmations that a deposit needs."""
-        return _depth(self._by_network[network].network)
-
-    # --- payouts -------------------------------------------------------------------------------
-
-    def transfers_per_payment(self, network: str) -> int:  # noqa: ARG002 - the same on each
-        """Each transfer is a transaction of its own."""
-        return 1
-
-    async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
-        """The transfer's payment if it is on record. Raises TransferRejected when it failed."""
-        return await self._by_network[transfer.network].payments.recorded(transfer)
-
-    async def prepare(
-        self,
-        transfer: Transfer,
-        companions: Sequence[Transfer],  # noqa: ARG002 - never any
-        record: Record,
-    ) -> None:
-        """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
-        adapter = self._by_network[transfer.network]
-        with adapter.connection.watched():
-            await adapter.payments.prepare(transfer, record)
-
-    async def publish(self, transfer: Transfer) -> Verdict:
-        """Publish the signed bytes; repeating it is safe. Raises errors.Unavailable."""
-        adapter = self._by_network[transfer.network]
-        with adapter.connection.watched():
-            return await adapter.payments.publish(transfer)
-
-    async def look_up(self, transfer: Transfer) -> Verdict:
-        """The transfer's outcome on the network. Raises errors.Unavailable."""
-        adapter = self._by_network[transfer.network]
-        with adapter.connection.watched():
-            return await adapter.payments.look_up(transfer)
-
-    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
-        """Proof of a settled transfer. Raises errors.Unavailable."""
-        return evm_receipt(await self._by_network[transfer.network].payments.receipt(transfer))
+        await each_of(b.deposits.acknowledge(sightings) for b in self.networks.values())
 
     # --- signed authorizations -------------------------------------------------------------------
 
-    def domain(self, network: str) -> Domain:
-        """The EIP-712 domain of a network's token. Raises errors.Unavailable."""
-        return self._of(network).authorizations.domain
-
-    async def require_usable(self, record: AuthorizationRecord) -> None:
-        """Raise AuthorizationRefused for one that would fail, and errors.Unavailable."""
-        adapter = self._of(record.key.network)
-        with adapter.connection.watched():
-            await adapter.authorizations.require_usable(record)
-
-    async def carry_out(self, record: AuthorizationRecord) -> Carried:
-        """Send an authorization unless it is used. Raises errors.Unavailable."""
-        adapter = self._of(record.key.network)
-        with adapter.connection.watched():
-            return await adapter.authorizations.carry_out(record)
-
-    def _of(self, network: str) -> EvmNetworkAdapter:
-        """The adapter of a network that can be relied on. Raises errors.Unavailable."""
-        adapter = self._by_network.get(network)
+    def usable(self, network: str) -> EvmNetworkAdapter:
+        """Return a network that can be relied on. Raises errors.Unavailable."""
+        adapter = self.networks.get(network)
         if adapter is None:
             raise Unavailable(f"No node serves {network}: onchain.nodes has to name one.")
         adapter.require_up()
@@ -491,8 +443,8 @@ class EvmAdapter:
 
     # --- between passes ------------------------------------------------------------------------
 
+    @override
     async def maintain(self) -> None:
-        """Addresses, fees, balances, payments that wait too long, sweeps; network by network."""
         try:
             await self._make_addresses()
         finally:
@@ -514,18 +466,16 @@ class EvmAdapter:
             log.warning("evm_addresses_not_made", left=self._addresses.left, reason=reason.message)
 
     async def _each(self, work: Callable[[EvmNetworkAdapter], Awaitable[None]]) -> None:
-        await asyncio.gather(*(adapter.keep_up(work) for adapter in self._by_network.values()))
+        await asyncio.gather(*(adapter.keep_up(work) for adapter in self.networks.values()))
 
+    @override
     async def health(self) -> Health:
-        """Whether USDC can be settled on every network, and if not, what is wrong."""
-        problems = [
-            text for adapter in self._by_network.values() for text in await adapter.problems()
-        ]
+        problems = [text for adapter in self.networks.values() for text in await adapter.problems()]
         return Health(not problems, "; ".join(problems) or None)
 
+    @override
     async def notes(self) -> list[str]:
-        """Notes for the operator: deposits that can't be swept, or that belong to no order."""
-        unswept = [text for adapter in self._by_network.values() for text in adapter.notes()]
+        unswept = [text for adapter in self.networks.values() for text in adapter.notes()]
         budget = self.gas_budget.problem()
         return unswept + ([budget] if budget else []) + await self._of_no_order()
 
@@ -549,14 +499,42 @@ class EvmAdapter:
         ]
 
 
-async def _observed(adapter: EvmNetworkAdapter) -> Observation:
-    try:
-        found = await adapter.deposits.observe()
-    except Unavailable:
-        return Observation()  # why is in health; a later pass sees what was not seen now
-    at = adapter.deposits.complete_until
-    return Observation(found, {} if at is None else {adapter.network.name: at})
+class OnchainAuthorizations(AuthorizationWallets):
+    """Implements the AuthorizationWallets port by the USDC adapter.
 
+    Takes new authorizations only while orders are taken (``require_ready``); carries out those that
+    are recorded.
+    """
 
-def _depth(network: EvmNetwork) -> int:
-    return _BLOCKS_TO_FINAL if network.confirmations is None else network.confirmations
+    def __init__(self, require_ready: Callable[[], None], usdc: EvmAdapter) -> None:
+        self._require_ready = require_ready
+        self._usdc = usdc
+
+    @override
+    def contract(self, network: str) -> str:
+        return self._usdc.usable(network).connection.domain.contract
+
+    @override
+    async def token(self, order: Order) -> Domain:
+        return self._usdc.usable(order.terms.deposit_network).connection.domain
+
+    @override
+    def fee(self, network: str) -> int:
+        return self._usdc.usable(network).authorization_fee()
+
+    @override
+    async def require_usable(self, record: AuthorizationRecord) -> None:
+        self._require_ready()
+        network = self._usdc.usable(record.key.network)
+        with network.connection.watched():
+            await network.authorizations.require_usable(record)
+
+    @override
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
+        network = self._usdc.usable(record.key.network)
+        with network.connection.watched():
+            return await network.authorizations.carry_out(record)
+
+    def gas_share(self) -> float | None:
+        """Return the share of the gas budget that 24 hours took; None before it is read."""
+        return self._usdc.gas_budget.share()

@@ -14,11 +14,10 @@ from collections.abc import Iterable
 import structlog
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmOptions
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
-from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.records import EvmAddress
+from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
+from rpcsvc.settlement.onchain.evm.records import EvmAddress, EvmOptions
 
 log = structlog.get_logger(__name__)
 

@@ -13,9 +13,9 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import SignedFields, signed_fields
-from rpcsvc.settlement.onchain.evm.node import Block, Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.records import (
     Attempt,

@@ -32,9 +32,9 @@ from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import CallCost
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt
+from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Log, LogFilter, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.records import (
@@ -203,11 +203,6 @@ class EvmAuthorizations:
         """Authorizations that need the operator, in words."""
         return self._conditions.texts()
 
-    @property
-    def domain(self) -> usdc.Domain:
-        """The token's domain, as the contract has it."""
-        return self._connection.domain
-
     async def require_usable(self, record: AuthorizationRecord) -> None:
         """Raise AuthorizationRefused for what the token would refuse; sends nothing.
 
@@ -241,14 +236,14 @@ class EvmAuthorizations:
         from the hot wallet: that is not done.
         """
         signed, payer = record.signed, record.key.payer
-        if is_signed_by_key(self.domain, signed):
+        if is_signed_by_key(self._connection.domain, signed):
             return
         if not await self._connection.client.code(payer):
             if signed.is_wrapped or signed.vrs is None:
                 text = f"{payer} has no code: deploy the wallet first, then sign."
                 raise _refused(Reason.UNDEPLOYED, text)
             raise AuthorizationRefused(NOT_SIGNED)
-        digest = usdc.transfer_digest(self.domain, signed.authorization)
+        digest = usdc.transfer_digest(self._connection.domain, signed.authorization)
         asked = EvmCall(payer, usdc.is_valid_signature(digest, signed.bare), gas=_MOST_GAS)
         try:
             answer = await self._connection.client.call(asked)
@@ -386,12 +381,12 @@ class EvmAuthorizations:
         given, vrs, token = record.signed.authorization, record.signed.vrs, self._network.token
         data = (
             usdc.transfer_with_authorization(given, vrs)
-            if vrs is not None and is_signed_by_key(self.domain, record.signed)
+            if vrs is not None and is_signed_by_key(self._connection.domain, record.signed)
             else usdc.transfer_with_authorization_bytes(given, record.signed.bare)
         )
         tried = EvmCall(token, data, self._payments.hot_wallet, gas=_MOST_GAS)
         await self._connection.client.call(tried)
-        gas = await self._payments.estimate(data, _MOST_GAS)
+        gas = await self._payments.gas.estimate(data, _MOST_GAS)
         name = payment_id(record)
         return EvmPaymentOrder(
             name, EvmPurpose.AUTHORIZATION, given.to, given.units, token, data, gas

@@ -15,8 +15,7 @@ from rpcsvc.settlement.onchain.evm.records import (
     PoolSighting,
 )
 from rpcsvc.settlement.onchain.journal.files import EVM_ADDRESSES, AddressesEntry
-from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
 from rpcsvc.store.database import Row, Statement, Tables, from_row, insert, to_row, update, upsert
 
 _ADD_WALLET: Final = (
@@ -130,6 +129,10 @@ class EvmDepositLedger:
         """The recorded ones among these addresses (compared without case), by one query."""
         sql = f"{_SELECT_ADDRESS} WHERE a.address_lower IN :addresses"
         return [_address(row) for row in await self._db.fetch(sql, addresses=_lower(addresses))]
+
+    async def is_ours(self, address: str) -> bool:
+        """Whether an address (compared without case) is on record as the service's own."""
+        return bool(await self.ours([address]))
 
     async def add_addresses(self, made: Sequence[EvmAddress]) -> None:
         """Record addresses; all up to the last may be handed out then.

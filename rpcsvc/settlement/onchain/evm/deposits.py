@@ -20,10 +20,10 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
-from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, Block, EvmClient, LogRange, Tag
+from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, LogRange, Tag
 from rpcsvc.settlement.onchain.evm.records import CursorMove, EvmCursor, EvmDeposit
 from rpcsvc.settlement.onchain.evm.scan import EventReader, ForkFinder, Paid, PoolWatch
 

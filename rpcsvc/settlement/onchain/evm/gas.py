@@ -18,9 +18,9 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.money import LARGEST_INTEGER
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, FeeData
+from rpcsvc.settlement.onchain.evm.node import EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, FeeData
 from rpcsvc.settlement.onchain.evm.records import (
     EvmPayment,
     EvmPaymentOrder,
@@ -199,9 +199,12 @@ class EvmGas:
         self.problem: str | None = None
         self.is_blacklisted = False
 
-    async def estimate(self, to: str, data: bytes, most: int | None = None) -> int:
-        """The gas limit for a call of the hot wallet, that may take ``most``. Raises Reverted."""
-        call = EvmCall(to, data, self._hot_wallet, gas=most)
+    async def estimate(self, data: bytes, most: int | None = None) -> int:
+        """Return the gas limit for the hot wallet's call of the token, that may take ``most``.
+
+        Raises Reverted.
+        """
+        call = EvmCall(self._network.token, data, self._hot_wallet, gas=most)
         return with_margin(await self._connection.client.estimate_gas(call))
 
     async def first_price(self, order: EvmPaymentOrder) -> GasPrice:
@@ -256,7 +259,7 @@ class EvmGas:
         self._moment = moment
         try:
             # Anew each time: on some networks it holds the price of another one's space.
-            self._gas = await self.estimate(self._network.token, usdc.transfer(_NOBODY, 1))
+            self._gas = await self.estimate(usdc.transfer(_NOBODY, 1))
         except NodeError as error:
             # An empty hot wallet, or a paused token: what it took before is near enough.
             log.debug("evm_gas_not_estimated", network=self._network.name, reason=str(error))

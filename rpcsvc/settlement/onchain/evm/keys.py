@@ -25,6 +25,7 @@ from rpcsvc.domain.usdc import Signature, keccak256
 from rpcsvc.durable_files import sync_directory, write_new
 from rpcsvc.ids import RandomBytes
 
+HOT_WALLET_INDEX: Final = 0
 LARGEST_INDEX: Final = 2**31 - 1
 _ENTROPY_BYTES: Final = 32
 _MOST_FILE_BYTES: Final = 4096

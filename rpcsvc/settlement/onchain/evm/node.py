@@ -1,270 +1,65 @@
-"""The client of an EVM node, and strict models of what it answers.
+"""One EVM node: what it is asked, and whether it can be relied on.
 
-Amounts are wei, gas and fees per gas included. Hashes and transaction ids are 0x and lower-case
-hex; addresses are in EIP-55 form; data is bytes. Every method raises RpcFailure (daemon_rpc.py).
-Source: the Ethereum JSON-RPC specification (execution-apis); EIP-1559, EIP-2718.
+``EvmClient`` asks, and every method of it raises RpcFailure. ``EvmConnection`` checks: a node is
+asked nothing for an order before it is on the right chain with the right token, and a failed call
+discards that, so that a node which comes back as another one is caught.
+Source: the Ethereum JSON-RPC specification (execution-apis); EIP-1559.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import lru_cache
 from typing import Annotated, Any, Final, Self, TypeVar
 
-from pydantic import Field, PlainValidator, TypeAdapter
+import structlog
+from pydantic import TypeAdapter
 
-from rpcsvc.domain.addresses import evm_checksum
-from rpcsvc.domain.usdc import keccak256
+from rpcsvc.domain import usdc
+from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
+    ChainUnusable,
     DaemonEndpoint,
     DaemonRpc,
     JsonObject,
     Model,
     NodeError,
     Pause,
+    RpcFailure,
+    StallDetector,
     Text,
     TooLarge,
     named,
     read_answer,
     read_field,
 )
-
-_QUANTITY_FORM: Final = re.compile(r"0x(0|[1-9a-f][0-9a-f]*)", re.ASCII | re.IGNORECASE)
-_DATA_FORM: Final = re.compile(r"0x([0-9a-f]{2})*", re.ASCII | re.IGNORECASE)
-_HASH_FORM: Final = re.compile(r"0x[0-9a-f]{64}", re.ASCII | re.IGNORECASE)
-_ADDRESS_FORM: Final = re.compile(r"0x[0-9a-f]{40}", re.ASCII | re.IGNORECASE)
-
-T = TypeVar("T")
-
-# The events of a pass are of one contract.
-_checksum: Final = lru_cache(maxsize=1024)(evm_checksum)
-
-
-class Tag(StrEnum):
-    """Blocks by name. FINALIZED is not known to every network."""
-
-    LATEST = "latest"
-    PENDING = "pending"
-    FINALIZED = "finalized"
-
-
-BlockRef = int | Tag
-
-
-def read_quantity(value: Any) -> int:
-    """A number: 0x and hex digits without leading zeros. Raises ValueError."""
-    if not isinstance(value, str) or not _QUANTITY_FORM.fullmatch(value):
-        raise ValueError("it is no quantity")
-    return int(value, 16)
-
-
-def read_data(value: Any) -> bytes:
-    """Bytes of any length: 0x and hex digits. Raises ValueError."""
-    if not isinstance(value, str) or not _DATA_FORM.fullmatch(value):
-        raise ValueError("it is no hex data")
-    return bytes.fromhex(value[2:])
-
-
-def _hash(value: Any) -> str:
-    if not isinstance(value, str) or not _HASH_FORM.fullmatch(value):
-        raise ValueError("it is not 32 bytes")
-    return value.lower()
-
-
-def _address(value: Any) -> str:
-    if not isinstance(value, str) or not _ADDRESS_FORM.fullmatch(value):
-        raise ValueError("it is no address")
-    return _checksum(value)
-
-
-def _is_one(value: Any) -> bool:
-    return read_quantity(value) == 1
-
-
-def _or_none(read: Callable[[Any], T]) -> PlainValidator:
-    return PlainValidator(lambda value: None if value is None else read(value))
-
-
-Quantity = Annotated[int, PlainValidator(read_quantity)]
-Data = Annotated[bytes, PlainValidator(read_data)]
-Hash = Annotated[str, PlainValidator(_hash)]
-Address = Annotated[str, PlainValidator(_address)]
-MaybeQuantity = Annotated[int | None, _or_none(read_quantity), Field(default=None)]
-MaybeHash = Annotated[str | None, _or_none(_hash), Field(default=None)]
-MaybeAddress = Annotated[str | None, _or_none(_address), Field(default=None)]
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A block. ``timestamp``: seconds; ``base_fee``: None on a network without EIP-1559."""
-
-    number: Quantity
-    hash: Hash
-    parent: Annotated[Hash, named("parentHash")]
-    timestamp: Quantity
-    base_fee: Annotated[MaybeQuantity, named("baseFeePerGas")]
-
-
-@dataclass(frozen=True, slots=True)
-class LogFilter:
-    """Which logs: of one contract, with these topics by position (None: any)."""
-
-    address: str
-    topics: tuple[bytes | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """An event. ``log_index`` counts within the block: it changes when a block is replaced.
-
-    Receipt.position_of gives the place within the transaction, which does not.
-    """
-
-    address: Address
-    topics: Annotated[tuple[Data, ...], Field(default=())]
-    data: Data
-    txid: Annotated[Hash, named("transactionHash")]
-    block_number: Annotated[Quantity, named("blockNumber")]
-    block_hash: Annotated[Hash, named("blockHash")]
-    log_index: Annotated[Quantity, named("logIndex")]
-
-
-@dataclass(frozen=True, slots=True)
-class LogRange:
-    """All logs of the blocks ``first`` to ``last``, both included."""
-
-    first: int
-    last: int
-    logs: tuple[Log, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """The receipt of a mined transaction. ``ok`` False: it failed, and its nonce is spent.
-
-    The fee is ``gas_used`` times ``gas_price``. On OP-stack chains ``l1_fee`` comes on top; None
-    where the node reports none.
-    """
-
-    txid: Annotated[Hash, named("transactionHash")]
-    ok: Annotated[bool, PlainValidator(_is_one), named("status")]
-    block_number: Annotated[Quantity, named("blockNumber")]
-    block_hash: Annotated[Hash, named("blockHash")]
-    gas_used: Annotated[Quantity, named("gasUsed")]
-    gas_price: Annotated[Quantity, named("effectiveGasPrice")]
-    logs: Annotated[tuple[Log, ...], Field(default=())]
-    l1_fee: Annotated[MaybeQuantity, named("l1Fee")] = None
-    operator_fee_scalar: Annotated[MaybeQuantity, named("operatorFeeScalar")] = None
-    operator_fee_constant: Annotated[MaybeQuantity, named("operatorFeeConstant")] = None
-
-    @property
-    def has_operator_fee(self) -> bool:
-        """Whether one more fee comes on top (Isthmus), reckoned as the chain's release says."""
-        return bool(self.operator_fee_scalar or self.operator_fee_constant)
-
-    def position_of(self, log_index: int) -> int:
-        """Where among this transaction's logs the one of that ``log_index`` is, from 0.
-
-        Raises ValueError when the transaction has no such log.
-        """
-        return [log.log_index for log in self.logs].index(log_index)
-
-
-@dataclass(frozen=True, slots=True)
-class EvmTransaction:
-    """A transaction that the node knows. ``block_number`` is None until it is mined."""
-
-    txid: Annotated[Hash, named("hash")]
-    sender: Annotated[Address, named("from")]
-    to: MaybeAddress
-    nonce: Quantity
-    value: Quantity
-    data: Annotated[Data, named("input")]
-    block_number: Annotated[MaybeQuantity, named("blockNumber")]
-    block_hash: Annotated[MaybeHash, named("blockHash")]
-
-
-@dataclass(frozen=True, slots=True)
-class SentIn:
-    """What one account sent in a block, by nonce."""
-
-    block: Block
-    sent: Mapping[int, EvmTransaction]
-
-
-@dataclass(frozen=True, slots=True)
-class FeeData:
-    """Fees of the moment, wei per gas (EIP-1559): of the latest block, and the node's advice."""
-
-    base_fee: int
-    tip: int
-
-
-@dataclass(frozen=True, slots=True)
-class EvmCall:
-    """A call or transaction to be tried out, not sent. ``gas``: it may not take more."""
-
-    to: str
-    data: bytes = b""
-    sender: str | None = None
-    value: int = 0
-    gas: int | None = None
-
-
-class EvmSubmission(StrEnum):
-    """What a node said to a raw transaction.
-
-    Only ACCEPTED and KNOWN say that it has it. Of the others none proves that the transaction is
-    not in the pool or mined: the same bytes, mined, get NONCE_TOO_LOW too. Look up its id.
-    """
-
-    ACCEPTED = "accepted"
-    KNOWN = "known"
-    NONCE_TOO_LOW = "nonce_too_low"
-    NONCE_TOO_HIGH = "nonce_too_high"
-    REPLACEMENT_UNDERPRICED = "replacement_underpriced"
-    UNDERPRICED = "underpriced"
-    INSUFFICIENT_FUNDS = "insufficient_funds"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class EvmSubmissionResult:
-    """A node's answer to a raw transaction; ``text`` is the node's own, for the log."""
-
-    submission: EvmSubmission
-    txid: str
-    text: str = ""
-
-
-class Reverted(NodeError):
-    """A call or an estimate reverted. ``output``: what the contract gave as reason, ABI bytes."""
-
-    def __init__(self, error: NodeError) -> None:
-        super().__init__(error.node, error.method, error.code, error.text, error.data)
-        self.output = _revert_output(error.data)
-
-
-def _revert_output(data: Any) -> bytes:
-    """Some nodes give the bytes themselves, some an object around them, some nothing."""
-    if isinstance(data, dict):
-        data = data.get("data")
-    if not isinstance(data, str) or not _DATA_FORM.fullmatch(data):
-        return b""
-    return bytes.fromhex(data[2:])
-
+from rpcsvc.settlement.onchain.evm.node_types import (
+    Block,
+    BlockRef,
+    Data,
+    EvmCall,
+    EvmSubmission,
+    EvmSubmissionResult,
+    EvmTransaction,
+    FeeData,
+    Log,
+    LogFilter,
+    LogRange,
+    Quantity,
+    Receipt,
+    Reverted,
+    SentIn,
+    Tag,
+)
+from rpcsvc.settlement.onchain.evm.records import BlockPoint, EvmNetwork
+
+log = structlog.get_logger(__name__)
 
 WIDEST_LOG_RANGE: Final = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class _Sender:
-    sender: Annotated[Text, named("from")]
 
 
 _QUANTITY: Final[TypeAdapter[int]] = TypeAdapter(Quantity)
@@ -273,6 +68,44 @@ _REVERTED: Final = 3
 # Nodes have no common code for "too many logs"; these codes and words cover those in use.
 _LIMIT_EXCEEDED: Final = -32005
 _TOO_MANY: Final = re.compile(r"limit|range|too many|too large|more than|exceed|timed? ?out", re.I)
+# JSON-RPC has no codes for these; the words are those of Geth, Nethermind, Erigon, Besu, Reth,
+# Nitro and Anvil. The first that fits decides.
+_SUBMISSION_WORDS: Final[Mapping[EvmSubmission, tuple[str, ...]]] = {
+    EvmSubmission.KNOWN: (
+        "already known",
+        "already imported",
+        "alreadyknown",
+        "known transaction",
+        "already exists",
+        "already in",
+    ),
+    EvmSubmission.NONCE_TOO_LOW: ("nonce too low", "nonce is too low", "oldnonce", "old nonce"),
+    EvmSubmission.NONCE_TOO_HIGH: ("nonce too high", "nonce is too high", "nonce gap", "noncegap"),
+    EvmSubmission.REPLACEMENT_UNDERPRICED: (
+        "replacement transaction underpriced",
+        "replacementnotallowed",
+        "could not replace",
+    ),
+    EvmSubmission.UNDERPRICED: (
+        "underpriced",
+        "feetoolow",
+        "fee too low",
+        "gas price too low",
+        "less than block base fee",
+        "below configured minimum",
+    ),
+    EvmSubmission.INSUFFICIENT_FUNDS: ("insufficient funds", "insufficientfunds", "upfront cost"),
+}
+_DECIMALS: Final = 6
+_LEAST_GAP_MS: Final = 10 * 60_000
+_LONGEST_GAP_BLOCKS: Final = 100
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    sender: Annotated[Text, named("from")]
 
 
 class EvmClient:
@@ -391,7 +224,7 @@ class EvmClient:
 
     async def submit(self, raw: bytes) -> EvmSubmissionResult:
         """Publish a signed transaction. Repeating it is safe."""
-        txid = "0x" + keccak256(raw).hex()
+        txid = "0x" + usdc.keccak256(raw).hex()
         try:
             answer = await self.rpc.act("eth_sendRawTransaction", ["0x" + raw.hex()])
         except NodeError as error:
@@ -481,39 +314,176 @@ def _too_many_logs(error: NodeError | TooLarge) -> bool:
     return error.code == _LIMIT_EXCEEDED or bool(_TOO_MANY.search(error.text))
 
 
-# JSON-RPC has no codes for these; the words are those of Geth, Nethermind, Erigon, Besu, Reth,
-# Nitro and Anvil. The first that fits decides.
-_SUBMISSION_WORDS: Final[Mapping[EvmSubmission, tuple[str, ...]]] = {
-    EvmSubmission.KNOWN: (
-        "already known",
-        "already imported",
-        "alreadyknown",
-        "known transaction",
-        "already exists",
-        "already in",
-    ),
-    EvmSubmission.NONCE_TOO_LOW: ("nonce too low", "nonce is too low", "oldnonce", "old nonce"),
-    EvmSubmission.NONCE_TOO_HIGH: ("nonce too high", "nonce is too high", "nonce gap", "noncegap"),
-    EvmSubmission.REPLACEMENT_UNDERPRICED: (
-        "replacement transaction underpriced",
-        "replacementnotallowed",
-        "could not replace",
-    ),
-    EvmSubmission.UNDERPRICED: (
-        "underpriced",
-        "feetoolow",
-        "fee too low",
-        "gas price too low",
-        "less than block base fee",
-        "below configured minimum",
-    ),
-    EvmSubmission.INSUFFICIENT_FUNDS: ("insufficient funds", "insufficientfunds", "upfront cost"),
-}
-
-
 def _submission(text: str) -> EvmSubmission:
     said = text.lower()
     for submission, words in _SUBMISSION_WORDS.items():
         if any(word in said for word in words):
             return submission
     return EvmSubmission.REFUSED
+
+
+# --- whether it can be relied on ----------------------------------------------------------------
+
+
+class Conditions:
+    """Conditions that the operator should know, in words; a new one is logged."""
+
+    def __init__(self, network: str) -> None:
+        self._network = network
+        self._texts: dict[str, str] = {}
+
+    def set(self, key: str, text: str | None) -> None:
+        """Keep a condition, or drop it (None)."""
+        if text is None:
+            self._texts.pop(key, None)
+            return
+        if self._texts.get(key) != text:
+            log.error("evm_condition_reported", network=self._network, condition=text)
+        self._texts[key] = text
+
+    def texts(self) -> list[str]:
+        """The texts of all present conditions."""
+        return list(self._texts.values())
+
+
+class EvmConnection:
+    """One node, checked. ``problem`` says what is wrong, for the operator; None: nothing.
+
+    ``domain`` is the token's EIP-712 domain, found to be the contract's own. ``paused``: the
+    token moves nothing for anyone just now.
+    """
+
+    def __init__(self, client: EvmClient, network: EvmNetwork) -> None:
+        self.client = client
+        self.network = network
+        self.problem: str | None = "not started"
+        self.paused = False
+        self._stall_detector = StallDetector(
+            max(_LEAST_GAP_MS, round(_LONGEST_GAP_BLOCKS * network.block_seconds * 1000))
+        )
+        self._domain: usdc.Domain | None = None
+        self._failures = 0
+
+    @property
+    def domain(self) -> usdc.Domain:
+        """The token's domain. Raises errors.Unavailable before the first check."""
+        if self._domain is None:
+            raise self._unavailable()
+        return self._domain
+
+    @property
+    def failures(self) -> int:
+        """The number of failed calls: once it has changed, the node may be another one."""
+        return self._failures
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Turn failures of the node into errors.Unavailable, and remember the reason."""
+        try:
+            yield
+        except RpcFailure as failure:
+            verb = "refuses" if isinstance(failure, NodeError) else "is down"
+            self._note(f"the node of {self.network.name} {verb}: {failure}")
+            raise self._unavailable() from failure
+        except ChainUnusable as found:
+            self._note(str(found))
+            raise self._unavailable() from found
+
+    async def check(self) -> Block:
+        """The newest block, of a node that was found right. Raises RpcFailure and ChainUnusable.
+
+        Raises errors.Unavailable when another call failed meanwhile: the node that answers now
+        may not be the one that was checked.
+        """
+        failures = self._failures
+        if self.problem is not None:
+            await self._check_network()
+            self._domain = await self._checked_domain()
+        block = await self.client.block()
+        if block is None:
+            raise ChainUnusable(f"the node of {self.network.name} has no block")
+        self._stall_detector.saw(block.number)
+        self.paused = await self._ask(usdc.PAUSED, usdc.read_bool)
+        if self._failures != failures:
+            raise self._unavailable()
+        if self.problem is not None:
+            log.info("evm_connected", network=self.network.name, block=block.number)
+        self.problem = None
+        return block
+
+    def block_age(self) -> int | None:
+        """Time (ms) since the node showed a new block; None before the first."""
+        return self._stall_detector.age_ms()
+
+    def height(self) -> int | None:
+        """The number of the node's newest block at the last look; None before the first."""
+        return self._stall_detector.height
+
+    def stall(self) -> str | None:
+        """A message for the operator when the chain has stalled; else None."""
+        return self._stall_detector.problem(f"the node of {self.network.name}")
+
+    async def has(self, point: BlockPoint) -> bool:
+        """Whether this block is on the node's chain now. Raises RpcFailure."""
+        block = await self.client.block(point.number)
+        return block is not None and block.hash == point.hash
+
+    async def is_blacklisted(self, account: str) -> bool:
+        """Whether the token refuses this account, as sender and as recipient."""
+        return await self._ask(usdc.is_blacklisted(account), usdc.read_bool)
+
+    async def balance(self, account: str, at: BlockRef = Tag.LATEST) -> int:
+        """The account's USDC units in a block."""
+        return await self._ask(usdc.balance_of(account), usdc.read_uint, at)
+
+    async def _check_network(self) -> None:
+        found = await self.client.chain_id()
+        if found != self.network.chain_id:
+            raise ChainUnusable(
+                f"wrong network: the node of {self.network.name} is on chain {found}, not on"
+                f" {self.network.chain_id}"
+            )
+
+    async def _checked_domain(self) -> usdc.Domain:
+        """The domain as the contract has it; its name differs between chains."""
+        token = self.network.token
+        if not await self.client.code(token):
+            raise ChainUnusable(f"there is no contract at {token} on {self.network.name}")
+        decimals = await self._ask(usdc.DECIMALS, usdc.read_uint)
+        if decimals != _DECIMALS:
+            raise ChainUnusable(
+                f"the token on {self.network.name} has {decimals} decimals, USDC has 6"
+            )
+        name = await self._ask(usdc.NAME, usdc.read_string)
+        version = await self._ask(usdc.VERSION, usdc.read_string)
+        domain = usdc.Domain(name, version, self.network.chain_id, token)
+        if domain.separator() != await self._ask(usdc.DOMAIN_SEPARATOR, usdc.read_bytes32):
+            raise ChainUnusable(
+                f"the token on {self.network.name} signs in another domain than its name, version,"
+                " chain and address say: it is not the USDC that is meant"
+            )
+        return domain
+
+    async def _ask(self, data: bytes, read: Callable[[bytes], T], at: BlockRef = Tag.LATEST) -> T:
+        """A call of the token. Raises RpcFailure; ChainUnusable when it has no such function."""
+        try:
+            return read(await self.client.call(EvmCall(self.network.token, data), at))
+        except Reverted as error:
+            raise ChainUnusable(
+                f"the token on {self.network.name} refuses a call of USDC"
+            ) from error
+        except ValueError as error:
+            raise ChainUnusable(
+                f"the token on {self.network.name} answers unlike USDC, or lacks a function of it"
+            ) from error
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable(
+            f"USDC on {self.network.name} can't be settled right now. Try again later."
+        )
+
+    def _note(self, reason: str) -> None:
+        self._failures += 1
+        if reason != self.problem:
+            log.warning("evm_disconnected", network=self.network.name, reason=reason)
+        self.problem = reason

@@ -22,10 +22,9 @@ from rpcsvc.settlement.onchain.evm.records import (
     SweepState,
     UnsweptAddress,
 )
-from rpcsvc.settlement.onchain.guard import PauseRow, unpaused
 from rpcsvc.settlement.onchain.journal.files import JournalEntry, VoidEntry
-from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
+from rpcsvc.settlement.onchain.pause import PauseRow, unpaused
 from rpcsvc.store.database import Row, Rows, Statement, Tables, from_row, insert, to_row, update
 
 _PROGRESS: Final = (
@@ -39,6 +38,12 @@ _PAYMENT: Final = (
 _SELECT_PAYMENT: Final = f"SELECT {', '.join(_PAYMENT)} FROM evm_payments"
 _ADD_PAYMENT: Final = insert("evm_payments", _PAYMENT)
 _PUT_PAYMENT: Final = update("evm_payments", _PROGRESS, "payment_id = :payment_id")
+_ACKNOWLEDGE_NONCE: Final = (
+    "INSERT INTO evm_nonces (network, sender, acknowledged_below)"
+    " VALUES (:network, :sender, :nonce)"
+    " ON CONFLICT (network, sender) DO UPDATE SET acknowledged_below = excluded.acknowledged_below"
+    " WHERE excluded.acknowledged_below > evm_nonces.acknowledged_below"
+)
 _ATTEMPT: Final = ("txid", "raw", "max_fee", "tip", "made_at")
 _ADD_ATTEMPT: Final = insert("evm_attempts", ("payment_id", "number", *_ATTEMPT))
 _SELECT_ATTEMPTS: Final = (
@@ -221,6 +226,21 @@ class EvmPaymentLedger:
             sender=sender,
         )
         return 0 if row is None or row["highest"] is None else int(row["highest"]) + 1
+
+    async def acknowledged_nonce(self, network: str, sender: str) -> int | None:
+        """The nonce below which the operator has acknowledged all nonces; None: never."""
+        row = await self._db.fetch_one(
+            "SELECT acknowledged_below FROM evm_nonces"
+            " WHERE network = :network AND sender = :sender",
+            network=network,
+            sender=sender,
+        )
+        return int(row["acknowledged_below"]) if row else None
+
+    async def acknowledge_nonce(self, network: str, sender: str, nonce: int) -> None:
+        """Record that the operator has acknowledged all nonces below this one."""
+        values = {"network": network, "sender": sender, "nonce": nonce}
+        await self._db.write([Statement(_ACKNOWLEDGE_NONCE, values)])
 
     async def add_payment(
         self, payment: EvmPayment, sweep: Sweep | None = None, *, rows: Rows = ()

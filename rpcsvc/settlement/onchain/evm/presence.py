@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from rpcsvc.domain import usdc
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
-from rpcsvc.settlement.onchain.evm.node import Block, EvmTransaction, Log, Receipt
+from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmTransaction, Log, Receipt
 from rpcsvc.settlement.onchain.evm.records import (
     BlockPoint,
     EvmPayment,

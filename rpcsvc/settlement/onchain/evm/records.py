@@ -1,4 +1,4 @@
-"""Records of the EVM adapter: addresses, deposits, payments, sweeps.
+"""Records and options of the EVM adapter: addresses, deposits, payments, sweeps.
 
 A payment is one nonce of the hot wallet on one network. Its signed attempts differ in fees and so
 in ids; at most one can be mined. Units are USDC units, fees wei per gas. Each fits 63 bits; a
@@ -8,11 +8,14 @@ product (gas times fee) need not, and is never stored.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.redacted import Redacted
+
+_GWEI: Final = 10**9
 
 
 class EvmWallet(Struct, frozen=True):
@@ -267,21 +270,67 @@ class UnsweptAddress(Struct, frozen=True):
     serial: int
 
 
-class EvmReceipt(Struct, frozen=True):
-    """Proof of a settled payout: any node of the network shows this event of the token.
+# --- options ---------------------------------------------------------------------------------
 
-    ``log_position`` counts within the transaction, ``log_index`` within the block. ``fee``: wei
-    that the service paid for gas and for data on L1.
+
+class EvmNetwork(Struct, frozen=True):
+    """One chain. Units are USDC units, fees wei. Raises ValueError for what can't be meant.
+
+    ``name`` is the network's name in orders; ``token`` the USDC contract (EIP-55).
+    ``confirmations`` make a deposit final; None: those blocks that the node calls finalized.
+    ``settled_after`` and ``failed_after`` are confirmations: of a payout, and of what took its
+    nonce. ``tracked_blocks``: how long a confirmed deposit or settled payout is still compared
+    with the chain. ``start_block`` is where the first scan begins; None: the newest
+    block then. A payment not mined for ``bump_after_ms`` is replaced by one with a fee higher by
+    ``bump_percent``, as long as it costs no more than ``highest_fee`` in all. ``gas_reserve`` is
+    what the hot wallet should always hold. Deposits of ``sweep_units`` and more are swept, at
+    most ``sweep_batch`` at a time. ``l1_fee_oracle`` tells what the chain takes for data on L1
+    (EIP-55, OP stack); None on a chain that takes nothing for that.
     """
 
-    transfer_id: str
-    network: str
+    name: str
     chain_id: int
     token: str
-    txid: str
-    log_position: int
-    log_index: int
-    recipient: str
-    units: int
-    block_number: int
-    fee: int
+    confirmations: int | None = 20
+    settled_after: int = 20
+    failed_after: int = 60
+    tracked_blocks: int = 2000
+    block_seconds: float = 12.0
+    start_block: int | None = None
+    bump_after_ms: int = 60_000
+    bump_percent: int = 25
+    highest_fee: int = 5_000_000 * _GWEI
+    gas_reserve: int = 2_000_000 * _GWEI
+    sweep_units: int = 1_000_000
+    sweep_batch: int = 20
+    l1_fee_oracle: str | None = None
+
+    def __post_init__(self) -> None:
+        least = {"chain_id": 1, "settled_after": 1, "failed_after": 1, "tracked_blocks": 1,
+                 "bump_after_ms": 1, "bump_percent": 10, "highest_fee": 1, "sweep_units": 1,
+                 "sweep_batch": 1}  # fmt: skip
+        for field, bound in least.items():
+            if getattr(self, field) < bound:
+                raise ValueError(f"{self.name}: {field} must be at least {bound}")
+        if self.confirmations is not None and self.confirmations < 1:
+            raise ValueError(f"{self.name}: confirmations must be at least 1")
+        if self.block_seconds <= 0:
+            raise ValueError(f"{self.name}: block_seconds must be above 0")
+
+
+class EvmOptions(Struct, frozen=True):
+    """Options that all chains share. Addresses are the same on each.
+
+    ``pool_target`` addresses are made ahead, again when fewer than ``pool_low`` are left.
+    ``authorization_gas``: USDC units that gas for signed authorizations may cost in 24 hours.
+    ``test_networks``: the chains' test networks are served instead of them.
+    """
+
+    pool_target: int = 256
+    pool_low: int = 128
+    authorization_gas: int = 25_000_000
+    test_networks: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.pool_low <= self.pool_target:
+            raise ValueError("pool_low must be above 0 and not above pool_target")

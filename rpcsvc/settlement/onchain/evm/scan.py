@@ -23,17 +23,17 @@ from rpcsvc.domain.usdc import (
     read_paying_call,
     read_transfer,
 )
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
+    ChainUnusable,
     JsonObject,
     RpcFailure,
     named,
     read_answer,
 )
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
-from rpcsvc.settlement.onchain.evm.node import (
+from rpcsvc.settlement.onchain.evm.node import EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     Data,
     Hash,

@@ -19,9 +19,9 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.backoff import Backoff
-from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
-from rpcsvc.settlement.onchain.evm.node import BlockRef, EvmCall, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import BlockRef, EvmCall, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.records import (
@@ -131,10 +131,19 @@ class EvmSweeps:
 
     def _can_pay(self) -> bool:
         """Whether the hot wallet may be able to pay for a sweep now. Asks nobody."""
-        problem = self._payments.sweep_problem()
+        problem = self._gas_problem()
         if problem is not None:
             self._report_gas(problem)
         return problem is None and self._backoff.is_due(_GAS)
+
+    def _gas_problem(self) -> str | None:
+        """Return why no sweep can be paid for, as of the last refresh; None if nothing is known."""
+        gas, network = self._payments.gas, self._network
+        if gas.is_too_dear():
+            return f"gas on {network.name} is too dear for a payment right now"
+        if gas.hot is not None and gas.hot.ether < network.gas_reserve:
+            return f"the hot wallet on {network.name} lacks ether for gas"
+        return None
 
     def _report_gas(self, problem: str) -> None:
         self._conditions.set(_GAS, f"nothing is swept on {self._network.name}: {problem}")
@@ -197,7 +206,7 @@ class EvmSweeps:
         signature = signer.sign_digest(usdc.receive_digest(self._connection.domain, authorization))
         data = usdc.receive_with_authorization(authorization, signature)
         try:
-            gas = await self._payments.estimate(data)
+            gas = await self._payments.gas.estimate(data)
         except Reverted as refusal:
             if await self._is_used(due.address, nonce):
                 await self._already(due)
@@ -217,7 +226,7 @@ class EvmSweeps:
         if await self._allowance(due.address) < units:
             method, data = SweepMethod.PERMIT, await self._permit(due, units, signer)
         try:
-            gas = await self._payments.estimate(data)
+            gas = await self._payments.gas.estimate(data)
         except Reverted as refusal:
             raise _Postponed(
                 f"the token lets {due.address} be swept neither way: {refusal.text}"

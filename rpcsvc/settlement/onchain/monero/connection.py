@@ -6,6 +6,7 @@ Neither is asked anything for an order before it has passed. A failed call disca
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -13,8 +14,8 @@ from typing import Final
 import structlog
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, StallDetector
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure, StallDetector
+from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo, NodeTransaction
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions, WalletRecord
@@ -36,6 +37,7 @@ class MoneroConnection:
 
     ``lag``: how far the wallet was from its node when that last mattered; None: in step.
     ``primary_address`` is the wallet's own, where change goes; empty before the first check.
+    ``addresses``: the wallet's deposit addresses.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class MoneroConnection:
         self._options = options
         self._wallet_checked = False
         self._stall_detector = StallDetector(_LONGEST_GAP_MS)
+        self._connecting = asyncio.Lock()
+        self.addresses = AddressPool(wallet, ledger, options)
         self.primary_address = ""
         self.lag: str | None = None
         self.problem: str | None = "not started"
@@ -71,6 +75,22 @@ class MoneroConnection:
         except ChainUnusable as found:
             self._note(str(found))
             raise Unavailable("XMR can't be settled right now. Try again later.") from found
+
+    async def ready(self) -> NodeInfo:
+        """Check the node, which wallet is open, and all of the wallet again after each failure.
+
+        Raises RpcFailure and ChainUnusable.
+        """
+        self.addresses.require_scanned()
+        info = await self.check_node()
+        async with self._connecting:
+            if self._wallet_checked:
+                await self.require_wallet()
+            else:
+                await self.prepare_wallet()
+                await self.addresses.reconcile()
+            self._connected()
+        return info
 
     async def check_node(self) -> NodeInfo:
         """The node's state. Raises RpcFailure, or ChainUnusable when it can't be relied on."""
@@ -147,7 +167,7 @@ class MoneroConnection:
         await self.check_wallet()
         await self.wallet.auto_refresh(enabled=False)
 
-    def connected(self) -> None:
+    def _connected(self) -> None:
         """All checks have passed."""
         self._wallet_checked = True
         if self.problem is not None:

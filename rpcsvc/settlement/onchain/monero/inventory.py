@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
-from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.payments import MoneroFees, MoneroPayments
 from rpcsvc.settlement.onchain.monero.records import (
     MoneroOptions,
     MoneroPayment,
@@ -46,11 +46,6 @@ _MOST_PARTS: Final = 14  # and the change
 _MOST_INPUTS: Final = 40
 _INPUT_WEIGHT: Final = 800
 _BASE_WEIGHT: Final = 2000
-# As measured with Monero 0.18: bytes of a payment with two outputs, without its inputs; of each
-# input; and of each further output.
-_OUTPUTS_WEIGHT: Final = 850
-_SPENT_WEIGHT: Final = 660
-_FURTHER_WEIGHT: Final = 355
 _BLOCK_SECONDS: Final = 120
 # What changes between two blocks by none of our payments: a lock that ends at a time of day, a
 # wallet that was started anew.
@@ -95,14 +90,15 @@ class MoneroInventory:
         self,
         connection: MoneroConnection,
         payments: MoneroPayments,
+        fees: MoneroFees,
         clock: Clock,
         options: MoneroOptions,
     ) -> None:
         self._connection = connection
         self._payments = payments
+        self._fees = fees
         self._clock = clock
         self._options = options
-        self._per_byte: int | None = None
         self._available: Available | None = None
         self._outputs: list[Output] = []
         self._large = 0
@@ -129,56 +125,12 @@ class MoneroInventory:
         """The number of spendable outputs; None before the first refresh."""
         return None if self._available is None else self._available.outputs
 
-    def fee(self) -> int:
-        """The fee of a payment, with a margin. Raises errors.Unavailable before it is known."""
-        return self._fee_of(self._options.typical_weight)
-
-    def _fee_of(self, weight: int) -> int:
-        """The fee of a payment of ``weight`` bytes, with a margin. Raises errors.Unavailable."""
-        return -(-self._rate() * weight * (100 + self._options.fee_margin_percent) // 100)
-
-    def _estimate(self, inputs: int, parts: int = 1) -> int:
-        """The fee of a payment into so many outputs and the change, without a margin."""
-        further = _FURTHER_WEIGHT * (parts - 1)
-        return self._rate() * (_OUTPUTS_WEIGHT + _SPENT_WEIGHT * inputs + further)
-
-    def _rate(self) -> int:
-        if self._per_byte is None:
-            raise Unavailable("The Monero network's fee is not known yet. Try again in a moment.")
-        return self._per_byte
-
-    def too_dear(self) -> str | None:
-        """Why no payment is signed, for the operator: the network's fee; None while it is not."""
-        if self._is_affordable(1):
-            return None
-        least, highest = self._estimate(1), self._options.highest_fee
-        return (
-            f"nothing is paid: the Monero network takes at least {format_units(least, XMR)} XMR for"
-            f" a payment, and the service gives {format_units(highest, XMR)} at most: wait until"
-            " the network's fee falls"
-        )
-
-    def require_affordable(self, transfers: int = 1) -> None:
-        """Raise errors.Unavailable if a payment of so many transfers would cost too much."""
-        if not self._is_affordable(transfers):
-            raise Unavailable("The Monero network's fee is too high for this payment right now.")
-
-    def _is_affordable(self, transfers: int) -> bool:
-        if self._per_byte is None:
-            return True
-        return self._estimate(1, transfers) <= self._options.highest_fee * transfers
-
-    async def refresh_fee(self) -> None:
-        """Ask the node for the fee of the moment. Raises RpcFailure."""
-        fees = (await self._connection.node.fees()).per_byte
-        self._per_byte = fees[min(self._options.priority, len(fees)) - 1]
-
     async def poll(self, info: NodeInfo) -> None:
         """Count the outputs anew when they may have changed: listing many takes long.
 
         Raises RpcFailure.
         """
-        fee, now = self.fee(), self._clock.now_ms()
+        fee, now = self._fees.typical(), self._clock.now_ms()
         seen = (info.top_hash, await self._payments.under_way())
         if seen != self._seen or not 0 <= now - self._seen_at < _LOOK_AGAIN_MS:
             self._count(info, await read_held(self._connection.wallet, info.height))
@@ -227,7 +179,10 @@ class MoneroInventory:
 
     def _is_due(self, upkeep: _Upkeep) -> bool:
         """Whether it may be signed now: its fee is estimated before the wallet works on it."""
-        fee, highest = self._estimate(upkeep.inputs, upkeep.order.parts), self._options.highest_fee
+        fee, highest = (
+            self._fees.estimate(upkeep.inputs, upkeep.order.parts),
+            self._options.highest_fee,
+        )
         if fee > highest:
             self._postpone(
                 f"{upkeep.what} would take a fee of about {format_units(fee, XMR)} XMR, and the"
@@ -257,7 +212,7 @@ class MoneroInventory:
     def _decided_by(self, upkeep: _Upkeep) -> Hashable:
         """Return the facts that decide on a refusal: the network's fee, and the outputs."""
         order = upkeep.order
-        return self._per_byte, order.units, order.parts, order.from_indices
+        return self._fees.per_byte, order.units, order.parts, order.from_indices
 
     def _postpone(self, text: str) -> None:
         if self.postponed is None:
@@ -274,7 +229,7 @@ class MoneroInventory:
         if missing <= options.outputs_target // 4 or not self._outputs:
             return None
         largest = max(self._outputs, key=lambda item: item.amount)
-        room = largest.amount - self._fee_of(options.typical_weight * 2)
+        room = largest.amount - self._fees.of_weight(options.typical_weight * 2)
         parts = min(missing, _MOST_PARTS, room // options.output_units - 1)
         if parts < 1:
             return None
@@ -288,7 +243,7 @@ class MoneroInventory:
         # Only where an address has nothing large: there the wallet can't choose that instead.
         large_at = {item.index for item in self._outputs if item.amount >= options.output_units}
         # What costs more to spend than it is worth stays: anyone may send any number of those.
-        least = self._fee_of(_INPUT_WEIGHT)
+        least = self._fees.of_weight(_INPUT_WEIGHT)
         small = sorted(
             (item for item in self._outputs if item.index not in large_at and item.amount > least),
             key=lambda item: item.amount,
@@ -296,7 +251,7 @@ class MoneroInventory:
         if options.outputs_target == 0 or len(small) <= options.dusty_outputs:
             return None
         inputs = small[:_MOST_INPUTS]
-        units = _sum(inputs) - self._fee_of(_BASE_WEIGHT + _INPUT_WEIGHT * len(inputs))
+        units = _sum(inputs) - self._fees.of_weight(_BASE_WEIGHT + _INPUT_WEIGHT * len(inputs))
         if units <= 0:
             return None
         indices = sorted({item.index.minor for item in inputs})

@@ -10,10 +10,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from rpcsvc.domain.order import DepositState
-from rpcsvc.settlement.onchain.guard import PauseRow, unpaused
 from rpcsvc.settlement.onchain.journal.files import AddressesEntry, JournalEntry, VoidEntry
-from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
 from rpcsvc.settlement.onchain.monero.records import (
     NETWORK,
     Cursor,
@@ -25,6 +23,7 @@ from rpcsvc.settlement.onchain.monero.records import (
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
+from rpcsvc.settlement.onchain.pause import PauseRow, unpaused
 from rpcsvc.store.database import Row, Rows, Statement, Tables, from_row, insert, to_row, update
 
 _KEPT_CURSORS: Final = 1000
@@ -215,6 +214,11 @@ class MoneroLedger:
         """Blocks up to which deposits are committed, newest first."""
         sql = "SELECT height, hash FROM monero_cursor ORDER BY height DESC"
         return [from_row(Cursor, row) for row in await self._db.fetch(sql)]
+
+    async def scanned_height(self) -> int | None:
+        """The newest block of Monero whose deposits are on record; None before the first scan."""
+        row = await self._db.fetch_one("SELECT max(height) AS height FROM monero_cursor")
+        return None if row is None or row["height"] is None else int(row["height"])
 
     async def deposit(self, txid: str, minor: int) -> DepositRecord | None:
         """One deposit."""

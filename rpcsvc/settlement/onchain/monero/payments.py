@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, iso8601
+from rpcsvc.domain.money import XMR, format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
+from rpcsvc.settlement.onchain.adapter import Payments
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
@@ -31,7 +34,6 @@ from rpcsvc.settlement.onchain.monero.records import (
     MoneroPaymentOrder,
     MoneroPaymentState,
     MoneroPurpose,
-    MoneroReceipt,
     Payee,
 )
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
@@ -50,6 +52,11 @@ _UNMINED_MS: Final = 60 * 60 * 1000
 # Between the tries to hand over a payment of the wallet to itself that the node does not take.
 _FIRST_PAUSE_MS: Final = 4_000
 _LONGEST_PAUSE_MS: Final = 60_000
+# As measured with Monero 0.18: bytes of a payment with two outputs, without its inputs; of each
+# input; and of each further output.
+_OUTPUTS_WEIGHT: Final = 850
+_SPENT_WEIGHT: Final = 660
+_FURTHER_WEIGHT: Final = 355
 _UNPUBLISHED = (MoneroPaymentState.PREPARED, MoneroPaymentState.RELAYING)
 # Not about this payment, but about the wallet as such.
 _NO_WALLET = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
@@ -60,8 +67,68 @@ _SHORT_OF_MONEY = (
 )
 
 
-class MoneroPayments:
-    """Prepares, publishes and follows payments. All may raise RpcFailure and ChainUnusable."""
+class MoneroFees:
+    """The fees of payments, in piconero, by the node's rate; ``per_byte`` None before ``poll``.
+
+    The methods that return a fee raise errors.Unavailable before the rate is known.
+    """
+
+    def __init__(self, connection: MoneroConnection, options: MoneroOptions) -> None:
+        self._connection = connection
+        self._options = options
+        self.per_byte: int | None = None
+
+    async def poll(self) -> None:
+        """Ask the node for the rate of the moment. Raises RpcFailure."""
+        fees = (await self._connection.node.fees()).per_byte
+        self.per_byte = fees[min(self._options.priority, len(fees)) - 1]
+
+    def typical(self) -> int:
+        """Return the fee of a payment, with a margin."""
+        return self.of_weight(self._options.typical_weight)
+
+    def of_weight(self, weight: int) -> int:
+        """Return the fee of a payment of ``weight`` bytes, with a margin."""
+        return -(-self._rate() * weight * (100 + self._options.fee_margin_percent) // 100)
+
+    def estimate(self, inputs: int, parts: int = 1) -> int:
+        """Return the fee of a payment into ``parts`` outputs and the change, without a margin."""
+        further = _FURTHER_WEIGHT * (parts - 1)
+        return self._rate() * (_OUTPUTS_WEIGHT + _SPENT_WEIGHT * inputs + further)
+
+    def too_dear(self) -> str | None:
+        """Return why the network's fee keeps payments from being signed; None: it does not."""
+        if self._is_affordable(1):
+            return None
+        least, highest = self.estimate(1), self._options.highest_fee
+        return (
+            f"nothing is paid: the Monero network takes at least {format_units(least, XMR)} XMR for"
+            f" a payment, and the service gives {format_units(highest, XMR)} at most: wait until"
+            " the network's fee falls"
+        )
+
+    def require_affordable(self, transfers: int = 1) -> None:
+        """Raise errors.Unavailable if a payment of ``transfers`` would cost too much."""
+        if not self._is_affordable(transfers):
+            raise Unavailable("The Monero network's fee is too high for this payment right now.")
+
+    def _is_affordable(self, transfers: int) -> bool:
+        if self.per_byte is None:
+            return True
+        return self.estimate(1, transfers) <= self._options.highest_fee * transfers
+
+    def _rate(self) -> int:
+        if self.per_byte is None:
+            raise Unavailable("The Monero network's fee is not known yet. Try again in a moment.")
+        return self.per_byte
+
+
+class MoneroPayments(Payments):
+    """Prepares, publishes and follows payments.
+
+    The methods that take a transfer raise errors.Unavailable when node or wallet fail; the others
+    may raise RpcFailure and ChainUnusable, and are for code of this folder.
+    """
 
     def __init__(
         self,
@@ -72,6 +139,7 @@ class MoneroPayments:
     ) -> None:
         self._connection = connection
         self._ledger = ledger
+        self.fees = MoneroFees(connection, options)
         self._clock = clock
         self._options = options
         self._presence = MoneroPresence(connection, ledger, clock, options)
@@ -80,11 +148,8 @@ class MoneroPayments:
 
     # --- prepare -------------------------------------------------------------------------------
 
+    @override
     async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
-        """The transfer's payment if it is on record. Raises TransferRejected when it failed.
-
-        Its companions are looked up when their own turn comes.
-        """
         known = await self._ledger.payment(transfer.transfer_id)
         if known is None:
             return None
@@ -93,27 +158,26 @@ class MoneroPayments:
             raise TransferRejected(f"its payment {known.txid} is {known.state}")
         return PreparedTransfer(known.txid, known.raw, (transfer.transfer_id,))
 
+    @override
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
     ) -> None:
-        """Sign and record. ``companions`` that can be paid are paid by the same transaction.
+        with self._connection.watched():
+            await self._connection.ready()
+            self.fees.require_affordable(1 + len(companions))
+            async with self._writer:
+                # Another wallet would judge the destination by what is its own: check that first.
+                await self._connection.check_wallet()
+                check = await self._check_destination(transfer.address)
+                # A transaction with a payment id has one recipient.
+                fit = [] if check.integrated else await self._fit(companions)
+                payment = await self._sign_together([transfer, *fit])
 
-        Raises TransferRejected for an address that can't be paid; Unavailable while another
-        payment is unpublished, for want of unlocked money, or if it would cost too much.
-        """
-        async with self._writer:
-            # Another wallet would judge the destination by what is its own: check that first.
-            await self._connection.check_wallet()
-            check = await self._check_destination(transfer.address)
-            # A transaction with a payment id has one recipient.
-            fit = [] if check.integrated else await self._fit(companions)
-            payment = await self._sign_together([transfer, *fit])
+                async def commit(rows: Rows) -> None:
+                    await self._ledger.add_payment(payment, rows)
 
-            async def commit(rows: Rows) -> None:
-                await self._ledger.add_payment(payment, rows)
-
-            paid = tuple(item.transfer_id for item in payment.payees)
-            await record(PreparedTransfer(payment.txid, payment.raw, paid), commit)
+                paid = tuple(item.transfer_id for item in payment.payees)
+                await record(PreparedTransfer(payment.txid, payment.raw, paid), commit)
 
     async def prepare_upkeep(self, order: MoneroPaymentOrder) -> MoneroPayment:
         """Sign and commit a payment of the wallet to itself. Raises Unavailable as prepare does."""
@@ -240,11 +304,13 @@ class MoneroPayments:
 
     # --- publish -------------------------------------------------------------------------------
 
+    @override
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Hand the payment to the network, unless it has it already; then what it says of it."""
-        payment = await self._known(transfer)
-        async with self._writer:
-            return await self.advance(payment.payment_id)
+        with self._connection.watched():
+            self._connection.addresses.require_scanned()
+            payment = await self._known(transfer)
+            async with self._writer:
+                return await self.advance(payment.payment_id)
 
     async def advance(self, payment_id: str) -> Verdict:
         """Look the payment up; publish the same bytes when it is absent; look again."""
@@ -291,9 +357,10 @@ class MoneroPayments:
 
     # --- look up -------------------------------------------------------------------------------
 
+    @override
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """The outcome of a transfer's payment on the network."""
-        return await self._presence.verdict(await self._known(transfer))
+        with self._connection.watched():
+            return await self._presence.verdict(await self._known(transfer))
 
     async def _known(self, transfer: Transfer) -> MoneroPayment:
         payment = await self._ledger.payment(transfer.transfer_id)
@@ -349,19 +416,28 @@ class MoneroPayments:
         """Whether a payment is signed and not known to be on the network."""
         return bool(await self._ledger.payments_in(*_UNPUBLISHED))
 
-    async def receipt(self, transfer: Transfer) -> MoneroReceipt:
-        """The proof of a settled payout; made once, then kept. Raises Unavailable before that."""
-        payment = await self._known(transfer)
-        if payment.state is not MoneroPaymentState.SETTLED or payment.height is None:
-            raise Unavailable("The payment is not settled yet: there is no receipt for it.")
-        payee = payment.payee(transfer.transfer_id)
-        if payee.proof is None:
-            payee = replace(payee, proof=await self._prove(payment.txid, payee))
-            await self._ledger.put_proof(payment, payee)
-        return MoneroReceipt(
-            payee.transfer_id, payment.txid, payee.address, payee.units, payment.fee,
-            payment.height, payment.tx_key, payee.proof,
-        )  # fmt: skip
+    @override
+    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
+        with self._connection.watched():
+            await self._connection.ready()
+            payment = await self._known(transfer)
+            if payment.state is not MoneroPaymentState.SETTLED or payment.height is None:
+                raise Unavailable("The payment is not settled yet: there is no receipt for it.")
+            payee = payment.payee(transfer.transfer_id)
+            if payee.proof is None:
+                payee = replace(payee, proof=await self._prove(payment.txid, payee))
+                await self._ledger.put_proof(payment, payee)
+        return {
+            "network": self._options.network_name,
+            "asset": XMR.symbol,
+            "txid": payment.txid,
+            "address": payee.address,
+            "amount": format_units(payee.units, XMR),
+            "block": payment.height,
+            "transactionKey": payment.tx_key,
+            "transactionProof": payee.proof,
+            "proofMessage": payee.transfer_id,
+        }
 
     async def _prove(self, txid: str, payee: Payee) -> str | None:
         try:

@@ -16,7 +16,13 @@ from rpcsvc.settlement.onchain.monero.wallet import MOST_ADDRESSES_PER_CALL
 
 NETWORK: Final = "monero"
 _XMR: Final = 10**12
-_NETTYPES: Final = ("mainnet", "stagenet", "testnet", "fakechain")
+# By nettype, where the daemons call a regtest chain fakechain.
+_NETWORK_NAMES: Final = {
+    "mainnet": NETWORK,
+    "stagenet": "monero-stagenet",
+    "testnet": "monero-testnet",
+    "fakechain": "monero-regtest",
+}
 
 
 class Threshold(NamedTuple):
@@ -63,8 +69,9 @@ class MoneroOptions(Redacted, frozen=True):
     dusty_outputs: int = 40
 
     def __post_init__(self) -> None:
-        if self.nettype not in _NETTYPES:
-            raise ValueError(f"nettype must be one of {', '.join(_NETTYPES)}, not {self.nettype}")
+        if self.nettype not in _NETWORK_NAMES:
+            allowed = ", ".join(_NETWORK_NAMES)
+            raise ValueError(f"nettype must be one of {allowed}, not {self.nettype}")
         if not self.thresholds or self.thresholds[0].units != 0:
             raise ValueError("thresholds must begin with one for 0 units")
         if list(self.thresholds) != sorted(self.thresholds) or not self._thresholds_rise():
@@ -86,6 +93,11 @@ class MoneroOptions(Redacted, frozen=True):
     def address_nettype(self) -> str:
         """The wallet's name for the address type of this network: regtest uses mainnet's."""
         return "mainnet" if self.nettype == "fakechain" else self.nettype
+
+    @property
+    def network_name(self) -> str:
+        """The network's name for those who pay and are paid."""
+        return _NETWORK_NAMES[self.nettype]
 
     def required_confirmations(self, units: int) -> int:
         """The confirmations that a deposit of ``units`` needs."""
@@ -224,20 +236,3 @@ class MoneroPaymentOrder(Struct, frozen=True):
     parts: int = 1
     from_indices: tuple[int, ...] = ()
     batch: tuple[Payee, ...] = ()
-
-
-class MoneroReceipt(Struct, frozen=True):
-    """Proof of a settled payout, for anyone with a node: check_tx_key or check_tx_proof.
-
-    ``proof`` is made for the message ``transfer_id``; None when the wallet has lost what it needs
-    for one, where the key does as well. ``fee`` is what the network took for the transaction.
-    """
-
-    transfer_id: str
-    txid: str
-    address: str
-    units: int
-    fee: int
-    height: int
-    tx_key: str
-    proof: str | None

@@ -25,7 +25,6 @@ from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
-from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
@@ -42,6 +41,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
     WalletTransferKind,
 )
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,
@@ -105,7 +105,7 @@ class MoneroOutgoing:
         Raises RpcFailure and SpendWaits; errors.Unavailable while the wallet is not the service's,
         or has not scanned all that its node has.
         """
-        since = await self._unrecorded.monero_cursor()
+        since = await self._ledger.scanned_height()
         if since is None:
             return []
         await self._require_no_spend(await self._require_ready())

@@ -1,205 +1,49 @@
-"""Publishes, follows and replaces the signed payments of one EVM network.
+"""Follows the payments of one EVM network until they are settled: publishes again, and replaces.
 
-An attempt is committed before it is published. A node's answer proves nothing: after each step the
-payment is looked up on the network. A stuck payment is replaced at the same nonce with higher fees.
+A stuck payment is replaced at the same nonce with higher fees; the replacement is committed before
+it is published. A settled payment that a reorganisation took away goes out again with its bytes.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 import structlog
-from msgspec import Struct
-from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.backoff import Backoff
-from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
-from rpcsvc.settlement.onchain.evm.gas import EvmGas, GasPrice
-from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import Block, EvmSubmission, Tag
+from rpcsvc.settlement.onchain.evm.node import EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.evm.presence import EvmPresence
-from rpcsvc.settlement.onchain.evm.records import (
-    Attempt,
-    BlockPoint,
-    EvmPayment,
-    EvmPaymentOrder,
-    EvmPaymentState,
-)
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments, NodeReply
+from rpcsvc.settlement.onchain.evm.records import BlockPoint, EvmPayment, EvmPaymentState
 
 log = structlog.get_logger(__name__)
 
-_LIVE: Final = (EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED)
 # Between the tries to hand over a payment that the network has lost and its node does not take.
 _FIRST_PAUSE_MS: Final = 4_000
 _LONGEST_PAUSE_MS: Final = 60_000
-_TAKEN: Final = (EvmSubmission.ACCEPTED, EvmSubmission.KNOWN)
-# Answers that a higher fee may change. KNOWN: the node has it, and yet nobody mines it. REFUSED
-# is in words that say nothing to us, and some nodes have their own for fees.
-_MORE_MAY_HELP: Final = (
-    EvmSubmission.KNOWN,
-    EvmSubmission.REPLACEMENT_UNDERPRICED,
-    EvmSubmission.UNDERPRICED,
-    EvmSubmission.REFUSED,
-)
-
-
-class NodeReply(Struct, frozen=True):
-    """A node's reply to a transaction; it proves nothing. ``submission`` None: none came."""
-
-    text: str
-    submission: EvmSubmission | None = None
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether the node says that it has it."""
-        return self.submission in _TAKEN
-
-    @property
-    def more_may_help(self) -> bool:
-        """Whether the node may take, or mine, the same for a higher fee."""
-        return self.submission in _MORE_MAY_HELP
-
-
-class EvmPublisher:
-    """Publishes and looks up. What asks a node may raise RpcFailure and ChainUnusable."""
-
-    def __init__(
-        self,
-        connection: EvmConnection,
-        signer: EvmSigner,
-        ledger: EvmPaymentLedger,
-        clock: Clock,
-        conditions: Conditions,
-    ) -> None:
-        self._connection = connection
-        self._network = connection.network
-        self._signer = signer
-        self._ledger = ledger
-        self._clock = clock
-        self._presence = EvmPresence(connection, conditions)
-        # Held from reading a payment to recording how far it is: look-ups run beside the writer.
-        self._recording = asyncio.Lock()
-
-    def attempt(self, order: EvmPaymentOrder, nonce: int, price: GasPrice) -> Attempt:
-        """Sign; nothing is recorded or sent."""
-        plan = TransactionPlan(
-            chain_id=self._network.chain_id, nonce=nonce, to=order.contract, gas=order.gas,
-            max_fee=price.max_fee, tip=price.tip, data=order.data,
-        )  # fmt: skip
-        signed = self._signer.sign(plan)
-        now = self._clock.now_ms()
-        return Attempt(signed.txid, signed.raw.hex(), price.max_fee, price.tip, now)
-
-    async def recorded(self, payment_id: str) -> EvmPayment:
-        """The payment as last committed. Raises LookupError."""
-        payment = await self._ledger.payment(payment_id)
-        if payment is None:
-            raise LookupError(f"no payment is recorded for {payment_id}")
-        return payment
-
-    async def own(self, *states: EvmPaymentState) -> list[EvmPayment]:
-        """This hot wallet's payments in these states, lowest nonce first."""
-        found = await self._ledger.payments_in(self._network.name, *states)
-        return [item for item in found if item.sender == self._signer.address]
-
-    async def unmined(self) -> list[EvmPayment]:
-        """Payments that are signed, and nothing was mined with their nonce as of the last check.
-
-        Once something was, the wallet's balances tell what it took.
-        """
-        return [
-            item
-            for item in await self.own(*_LIVE)
-            if item.inclusion is None and item.conflict is None
-        ]
-
-    async def verdict(self, payment: EvmPayment) -> Verdict:
-        """Ask the node, record the payment's state, and return the verdict."""
-        judged = await self._presence.judge(payment)
-        if judged.payment == payment or payment.state.is_over:
-            return judged.verdict
-        async with self._recording:
-            if await self._ledger.payment(payment.payment_id) == payment:
-                await self._ledger.put_payment(judged.payment)
-                return judged.verdict
-        # Something else was found out, and recorded, while the node was asked.
-        if judged.verdict.outcome is Outcome.FAILED:
-            return Verdict(Outcome.UNKNOWN, "the payment changed while it was looked up")
-        return judged.verdict
-
-    async def advance(self, payment_id: str) -> Verdict:
-        """Look the payment up; publish the same bytes when it is absent; look again.
-
-        Only for who holds the network's one writer.
-        """
-        verdict = await self.verdict(await self.recorded(payment_id))
-        if verdict.outcome is not Outcome.ABSENT:
-            return verdict
-        payment = await self.recorded(payment_id)
-        if payment.state.is_over:
-            return Verdict(Outcome.UNKNOWN, f"the payment is {payment.state}: not published")
-        if self._is_held_back(payment):
-            return Verdict(Outcome.UNKNOWN, "the token is paused: published when it moves again")
-        reply = await self.hand_over(payment)
-        verdict = await self.verdict(await self.recorded(payment_id))
-        if verdict.outcome is Outcome.ABSENT:
-            return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {reply.text}")
-        return verdict
-
-    def _is_held_back(self, payment: EvmPayment) -> bool:
-        """Mined while the token is paused, it would fail for good."""
-        return self._connection.paused and payment.state is EvmPaymentState.PREPARED
-
-    async def _mark_published(self, payment: EvmPayment) -> None:
-        """Record that a node may have it. Raises StoreConflict when it is over by now."""
-        async with self._recording:
-            known, now = await self.recorded(payment.payment_id), self._clock.now_ms()
-            await self._ledger.put_payment(
-                replace(known, state=EvmPaymentState.PUBLISHED, published_at=now)
-            )
-
-    async def hand_over(self, payment: EvmPayment) -> NodeReply:
-        """Submit the latest attempt; the node's reply."""
-        if payment.state is EvmPaymentState.PREPARED:
-            await self._mark_published(payment)
-        try:
-            answer = await self._connection.client.submit(bytes.fromhex(payment.latest.raw))
-        except RpcFailure as failure:
-            log.warning("evm_submit_failed", txid=payment.latest.txid, reason=str(failure))
-            return NodeReply(str(failure))
-        reply = f"{answer.submission.value} {answer.text}".strip()
-        log.info("evm_submitted", txid=payment.latest.txid, nonce=payment.nonce, answer=reply)
-        return NodeReply(reply, answer.submission)
 
 
 class EvmUpkeep:
-    """Follows payments of one network. Everything may raise RpcFailure and ChainUnusable.
-
-    Its methods are only for who holds the network's one writer.
-    """
+    """Follows the payments of one network. Everything may raise RpcFailure and ChainUnusable."""
 
     def __init__(
         self,
         connection: EvmConnection,
-        publisher: EvmPublisher,
-        gas: EvmGas,
+        payments: EvmPayments,
         ledger: EvmPaymentLedger,
         clock: Clock,
-        conditions: Conditions,
     ) -> None:
         self._connection = connection
         self._network = connection.network
-        self._publisher = publisher
-        self._gas = gas
+        self._payments = payments
+        self._gas = payments.gas
+        self._conditions = payments.reports
         self._ledger = ledger
         self._clock = clock
-        self._conditions = conditions
         # The newest block up to which settled payments were found in their blocks.
         self._compared: BlockPoint | None = None
         # When the latest attempt of a payment was handed over, and which the operator was shown;
@@ -212,9 +56,23 @@ class EvmUpkeep:
         self._lost = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._lost_settled = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
 
+    async def maintain(self) -> None:
+        """Finish, publish again and replace what needs it. To be called every few seconds."""
+        top = await self._connection.check()
+        async with self._payments.writer:
+            await self._payments.finish_earlier()
+        published = await self._payments.own(EvmPaymentState.PUBLISHED)
+        self._forget_all_but({payment.payment_id for payment in published})
+        for payment in published:
+            # One at a time: a payout does not wait for all of them.
+            async with self._payments.writer:
+                await self._follow(payment.payment_id)
+        async with self._payments.writer:
+            await self._watch_settled(top)
+
     # --- published -----------------------------------------------------------------------------
 
-    def forget_all_but(self, waiting: set[str]) -> None:
+    def _forget_all_but(self, waiting: set[str]) -> None:
         """Drop what was noted of payments that don't wait any more."""
         for payment_id in (self._reported | self._offered.keys()) - waiting:
             self._forget(payment_id)
@@ -226,21 +84,21 @@ class EvmUpkeep:
         self._clear(payment_id)
         self._offered.pop(payment_id, None)
 
-    async def follow(self, payment_id: str) -> None:
+    async def _follow(self, payment_id: str) -> None:
         """Publish again what the network lost; replace what has waited too long.
 
         What a higher fee would not help, or that may cost no more, is handed over once more: its
         node may have it and those that make the blocks may not.
         """
-        verdict = await self._publisher.verdict(await self._publisher.recorded(payment_id))
+        verdict = await self._payments.verdict(await self._payments.payment(payment_id))
         was_lost = verdict.outcome is Outcome.ABSENT
         if was_lost and self._lost.is_due(payment_id):
-            verdict = await self._publisher.advance(payment_id)
+            verdict = await self._payments.advance(payment_id)
             if verdict.outcome is Outcome.PENDING:
                 self._lost.forget(payment_id)
             else:
                 self._lost.note(payment_id)
-        payment = await self._publisher.recorded(payment_id)
+        payment = await self._payments.payment(payment_id)
         is_missing = verdict.outcome is Outcome.UNKNOWN and _has_no_event(payment)
         self._report_missing_event(payment_id, verdict.reason if is_missing else None)
         if not _is_waiting(payment):
@@ -298,11 +156,11 @@ class EvmUpkeep:
             reply = refused or await self._offer(payment)
             self._report(payment, "a higher fee would cost more than highest_fee allows", reply)
             return
-        attempt = self._publisher.attempt(payment.order, payment.nonce, price)
+        attempt = self._payments.attempt(payment.order, payment.nonce, price)
         await self._ledger.add_attempt(payment, attempt)
         log.info("evm_payment_replaced", payment_id=payment.payment_id, txid=attempt.txid,
                  max_fee=attempt.max_fee, tip=attempt.tip)  # fmt: skip
-        reply = await self._offer(await self._publisher.recorded(payment.payment_id))
+        reply = await self._offer(await self._payments.payment(payment.payment_id))
         if reply.more_may_help and not reply.is_taken:
             self._report(payment, "the next attempt will offer more", reply)
 
@@ -318,7 +176,7 @@ class EvmUpkeep:
     async def _offer(self, payment: EvmPayment) -> NodeReply:
         """Hand the latest attempt over, and tell the operator unless the node has taken it."""
         self._offered[payment.payment_id] = self._clock.now_ms()
-        reply = await self._publisher.hand_over(payment)
+        reply = await self._payments.hand_over(payment)
         if reply.is_taken:
             self._clear(payment.payment_id)
         elif not reply.more_may_help:
@@ -341,7 +199,7 @@ class EvmUpkeep:
 
     # --- settled -------------------------------------------------------------------------------
 
-    async def watch_settled(self, top: Block) -> None:
+    async def _watch_settled(self, top: Block) -> None:
         """Publish again, with the same bytes, what a deep reorganisation took off the chain.
 
         A sweep goes out again at once, though the token refuses it while its deposit is away: the
@@ -364,7 +222,7 @@ class EvmUpkeep:
             self._lost_settled.forget(key)
             self._conditions.set(key, None)
             return
-        verdict = await self._publisher.verdict(payment)
+        verdict = await self._payments.verdict(payment)
         if verdict.outcome is Outcome.FAILED:
             log.warning("evm_settled_payment_failed", payment_id=payment.payment_id,
                         reason=verdict.reason)  # fmt: skip
@@ -379,7 +237,7 @@ class EvmUpkeep:
             f" if it stays away: rpcsvc payouts close {payment.payment_id} --note TEXT",
         )
         if self._lost_settled.is_due(key):
-            reply = await self._publisher.hand_over(payment)
+            reply = await self._payments.hand_over(payment)
             if not reply.is_taken:
                 self._lost_settled.note(key)
 

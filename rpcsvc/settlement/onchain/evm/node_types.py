@@ -1,0 +1,244 @@
+"""Types of what an EVM node is asked and answers, as strict models.
+
+Amounts are wei, gas and fees per gas included. Hashes and transaction ids are 0x and lower-case
+hex; addresses are in EIP-55 form; data is bytes.
+Source: the Ethereum JSON-RPC specification (execution-apis); EIP-1559, EIP-2718.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import Field, PlainValidator
+
+from rpcsvc.domain.addresses import evm_checksum
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, named
+
+_QUANTITY_FORM: Final = re.compile(r"0x(0|[1-9a-f][0-9a-f]*)", re.ASCII | re.IGNORECASE)
+_DATA_FORM: Final = re.compile(r"0x([0-9a-f]{2})*", re.ASCII | re.IGNORECASE)
+_HASH_FORM: Final = re.compile(r"0x[0-9a-f]{64}", re.ASCII | re.IGNORECASE)
+_ADDRESS_FORM: Final = re.compile(r"0x[0-9a-f]{40}", re.ASCII | re.IGNORECASE)
+
+T = TypeVar("T")
+
+# The events of a pass are of one contract.
+_checksum: Final = lru_cache(maxsize=1024)(evm_checksum)
+
+
+class Tag(StrEnum):
+    """Blocks by name. FINALIZED is not known to every network."""
+
+    LATEST = "latest"
+    PENDING = "pending"
+    FINALIZED = "finalized"
+
+
+BlockRef = int | Tag
+
+
+def read_quantity(value: Any) -> int:
+    """A number: 0x and hex digits without leading zeros. Raises ValueError."""
+    if not isinstance(value, str) or not _QUANTITY_FORM.fullmatch(value):
+        raise ValueError("it is no quantity")
+    return int(value, 16)
+
+
+def read_data(value: Any) -> bytes:
+    """Bytes of any length: 0x and hex digits. Raises ValueError."""
+    if not isinstance(value, str) or not _DATA_FORM.fullmatch(value):
+        raise ValueError("it is no hex data")
+    return bytes.fromhex(value[2:])
+
+
+def _hash(value: Any) -> str:
+    if not isinstance(value, str) or not _HASH_FORM.fullmatch(value):
+        raise ValueError("it is not 32 bytes")
+    return value.lower()
+
+
+def _address(value: Any) -> str:
+    if not isinstance(value, str) or not _ADDRESS_FORM.fullmatch(value):
+        raise ValueError("it is no address")
+    return _checksum(value)
+
+
+def _is_one(value: Any) -> bool:
+    return read_quantity(value) == 1
+
+
+def _or_none(read: Callable[[Any], T]) -> PlainValidator:
+    return PlainValidator(lambda value: None if value is None else read(value))
+
+
+Quantity = Annotated[int, PlainValidator(read_quantity)]
+Data = Annotated[bytes, PlainValidator(read_data)]
+Hash = Annotated[str, PlainValidator(_hash)]
+Address = Annotated[str, PlainValidator(_address)]
+MaybeQuantity = Annotated[int | None, _or_none(read_quantity), Field(default=None)]
+MaybeHash = Annotated[str | None, _or_none(_hash), Field(default=None)]
+MaybeAddress = Annotated[str | None, _or_none(_address), Field(default=None)]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block. ``timestamp``: seconds; ``base_fee``: None on a network without EIP-1559."""
+
+    number: Quantity
+    hash: Hash
+    parent: Annotated[Hash, named("parentHash")]
+    timestamp: Quantity
+    base_fee: Annotated[MaybeQuantity, named("baseFeePerGas")]
+
+
+@dataclass(frozen=True, slots=True)
+class LogFilter:
+    """Which logs: of one contract, with these topics by position (None: any)."""
+
+    address: str
+    topics: tuple[bytes | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """An event. ``log_index`` counts within the block: it changes when a block is replaced.
+
+    Receipt.position_of gives the place within the transaction, which does not.
+    """
+
+    address: Address
+    topics: Annotated[tuple[Data, ...], Field(default=())]
+    data: Data
+    txid: Annotated[Hash, named("transactionHash")]
+    block_number: Annotated[Quantity, named("blockNumber")]
+    block_hash: Annotated[Hash, named("blockHash")]
+    log_index: Annotated[Quantity, named("logIndex")]
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """All logs of the blocks ``first`` to ``last``, both included."""
+
+    first: int
+    last: int
+    logs: tuple[Log, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The receipt of a mined transaction. ``ok`` False: it failed, and its nonce is spent.
+
+    The fee is ``gas_used`` times ``gas_price``. On OP-stack chains ``l1_fee`` comes on top; None
+    where the node reports none.
+    """
+
+    txid: Annotated[Hash, named("transactionHash")]
+    ok: Annotated[bool, PlainValidator(_is_one), named("status")]
+    block_number: Annotated[Quantity, named("blockNumber")]
+    block_hash: Annotated[Hash, named("blockHash")]
+    gas_used: Annotated[Quantity, named("gasUsed")]
+    gas_price: Annotated[Quantity, named("effectiveGasPrice")]
+    logs: Annotated[tuple[Log, ...], Field(default=())]
+    l1_fee: Annotated[MaybeQuantity, named("l1Fee")] = None
+    operator_fee_scalar: Annotated[MaybeQuantity, named("operatorFeeScalar")] = None
+    operator_fee_constant: Annotated[MaybeQuantity, named("operatorFeeConstant")] = None
+
+    @property
+    def has_operator_fee(self) -> bool:
+        """Whether one more fee comes on top (Isthmus), reckoned as the chain's release says."""
+        return bool(self.operator_fee_scalar or self.operator_fee_constant)
+
+    def position_of(self, log_index: int) -> int:
+        """Where among this transaction's logs the one of that ``log_index`` is, from 0.
+
+        Raises ValueError when the transaction has no such log.
+        """
+        return [log.log_index for log in self.logs].index(log_index)
+
+
+@dataclass(frozen=True, slots=True)
+class EvmTransaction:
+    """A transaction that the node knows. ``block_number`` is None until it is mined."""
+
+    txid: Annotated[Hash, named("hash")]
+    sender: Annotated[Address, named("from")]
+    to: MaybeAddress
+    nonce: Quantity
+    value: Quantity
+    data: Annotated[Data, named("input")]
+    block_number: Annotated[MaybeQuantity, named("blockNumber")]
+    block_hash: Annotated[MaybeHash, named("blockHash")]
+
+
+@dataclass(frozen=True, slots=True)
+class SentIn:
+    """What one account sent in a block, by nonce."""
+
+    block: Block
+    sent: Mapping[int, EvmTransaction]
+
+
+@dataclass(frozen=True, slots=True)
+class FeeData:
+    """Fees of the moment, wei per gas (EIP-1559): of the latest block, and the node's advice."""
+
+    base_fee: int
+    tip: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvmCall:
+    """A call or transaction to be tried out, not sent. ``gas``: it may not take more."""
+
+    to: str
+    data: bytes = b""
+    sender: str | None = None
+    value: int = 0
+    gas: int | None = None
+
+
+class EvmSubmission(StrEnum):
+    """What a node said to a raw transaction.
+
+    Only ACCEPTED and KNOWN say that it has it. Of the others none proves that the transaction is
+    not in the pool or mined: the same bytes, mined, get NONCE_TOO_LOW too. Look up its id.
+    """
+
+    ACCEPTED = "accepted"
+    KNOWN = "known"
+    NONCE_TOO_LOW = "nonce_too_low"
+    NONCE_TOO_HIGH = "nonce_too_high"
+    REPLACEMENT_UNDERPRICED = "replacement_underpriced"
+    UNDERPRICED = "underpriced"
+    INSUFFICIENT_FUNDS = "insufficient_funds"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class EvmSubmissionResult:
+    """A node's answer to a raw transaction; ``text`` is the node's own, for the log."""
+
+    submission: EvmSubmission
+    txid: str
+    text: str = ""
+
+
+class Reverted(NodeError):
+    """A call or an estimate reverted. ``output``: what the contract gave as reason, ABI bytes."""
+
+    def __init__(self, error: NodeError) -> None:
+        super().__init__(error.node, error.method, error.code, error.text, error.data)
+        self.output = _revert_output(error.data)
+
+
+def _revert_output(data: Any) -> bytes:
+    """Some nodes give the bytes themselves, some an object around them, some nothing."""
+    if isinstance(data, dict):
+        data = data.get("data")
+    if not isinstance(data, str) or not _DATA_FORM.fullmatch(data):
+        return b""
+    return bytes.fromhex(data[2:])
