@@ -232,11 +232,11 @@ def _parse(address: str) -> IPv4Address | IPv6Address | None:
 
 
 # Headers that proxies add to a request; any of them will do.
-_FORWARDED = (
+_FORWARDED = frozenset({
     "forwarded", "via", "x-forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port",
     "x-forwarded-proto", "x-forwarded-server", "x-client-ip", "x-real-ip", "true-client-ip",
     "cf-connecting-ip",
-)  # fmt: skip
+})  # fmt: skip
 
 
 class Caller(Struct):
@@ -337,7 +337,7 @@ def require_no_proxy(request: web.Request) -> None:
 
 def _was_forwarded(request: web.Request) -> bool:
     """Return whether a proxy forwarded the request; its loopback peer is then not the caller."""
-    return any(name in request.headers for name in _FORWARDED)
+    return not _FORWARDED.isdisjoint(map(str.lower, request.headers))
 
 
 def _came_over_tls(request: web.Request) -> bool:

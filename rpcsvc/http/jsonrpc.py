@@ -283,7 +283,7 @@ class JsonRpcServer(Generic[C]):
         keywords, and the model of its operation validates them. Raises UnknownMethod and
         InvalidParams.
         """
-        library, name, params = _jsonrpcserver(), element["method"], element.get("params")
+        library, name, params = _jsonrpcserver()[0], element["method"], element.get("params")
         found = library.get_method(self._callables, name)
         if isinstance(found, library.Left):
             raise _unknown_method(name, self._callables)
@@ -306,14 +306,13 @@ class JsonRpcServer(Generic[C]):
         self, name: str, method: RpcMethod[C], context: _Context[C], /, **params: Any
     ) -> Any:
         """Run a method; return jsonrpcserver's Success, or its Error for a failure."""
-        from jsonrpcserver import Error, Success  # noqa: PLC0415 - brings jsonschema: 20 ms
-
+        results = _jsonrpcserver()[1]
         if context.is_notification and not method.runs_as_notification:
-            return Success(None)
+            return results.Success(None)
         try:
-            return Success(await method.call(context.caller, context.hint, params))
+            return results.Success(await method.call(context.caller, context.hint, params))
         except Exception as error:  # noqa: BLE001 - the library would log it and send its text
-            return Error(**self._described(name, context, error))
+            return results.Error(**self._described(name, context, error))
 
     def _described(self, name: str, context: _Context[C], error: Exception) -> dict[str, Any]:
         """The error object of a failed call. Logs a failure that is not a caller's fault."""
@@ -332,12 +331,13 @@ class JsonRpcServer(Generic[C]):
 
 
 @cache
-def _jsonrpcserver() -> Any:
-    """Import jsonrpcserver's dispatcher with the first call: it brings jsonschema, 20 ms."""
+def _jsonrpcserver() -> tuple[Any, Any]:
+    """Import jsonrpcserver's dispatcher and results with the first call: 20 ms, for jsonschema."""
     with warnings.catch_warnings():
         # On import the library reads its schema (unused here) by functions deprecated since 3.11.
         warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
-        return importlib.import_module("jsonrpcserver.async_dispatcher")
+        dispatcher = importlib.import_module("jsonrpcserver.async_dispatcher")
+        return dispatcher, importlib.import_module("jsonrpcserver.result")
 
 
 def _unknown_method(name: str, methods: Iterable[str]) -> UnknownMethod:

@@ -140,6 +140,8 @@ class Deliverer:
             await self._store.hurry(now + DAY_MS)
         self._last_look = now
         self._is_crowded = False
+        if not await self._store.has_due(now):
+            return 0
         known = await self._start_kind(now, is_known=True)
         return known + await self._start_kind(now, is_known=False)
 

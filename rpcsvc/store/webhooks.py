@@ -44,6 +44,9 @@ _SELECT_DUE: Final = """
     JOIN webhooks w ON w.order_seq = t.order_seq JOIN orders o ON o.seq = t.order_seq
     WHERE t.turn <= :most_of_client ORDER BY t.turn, t.due_at, t.order_seq DESC LIMIT :limit
 """
+_HAS_DUE: Final = (
+    "SELECT 1 FROM webhook_deliveries WHERE state = 'pending' AND due_at <= :now LIMIT 1"
+)
 _ATTEMPTED: Final = (
     "UPDATE webhook_deliveries SET state = :state, attempts = attempts + 1, tried_at = :now,"
     " status = :status, error = :error"
@@ -211,6 +214,10 @@ class WebhookStore:
 
     def __init__(self, database: Tables) -> None:
         self._db = database
+
+    async def has_due(self, now: int) -> bool:
+        """Whether any message is due: cheap to ask after every event."""
+        return bool(await self._db.fetch(_HAS_DUE, now=now))
 
     async def due(
         self, now: int, busy: Sequence[str], *, is_known: bool, most_of_client: int, limit: int
