@@ -53,9 +53,10 @@ def steady_ms() -> int:
 
 
 def boot_ms() -> int:
-    """Milliseconds since some moment before the start, the time that the machine slept included.
+    """Return milliseconds since some moment before the start, the time that the machine slept
+    included.
 
-    Nobody can set this clock. Where the system has none such (macOS), it is ``steady_ms``.
+    Nobody can set this clock. A system without one (macOS) gives ``steady_ms``.
     """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

@@ -253,7 +253,7 @@ def confirmed_in_detected(order: Order, event: ev.DepositConfirmed, now: int) ->
 
 
 def confirmed_before_payout(order: Order, event: ev.DepositConfirmed, _now: int) -> Transition:
-    """A deposit that comes beside the decision is refunded, unless the price is still awaited."""
+    """Refund a deposit that comes after the decision, unless the price is still awaited."""
     order = _record_confirmed(order, event)
     if planned_payout(order) is None:
         return Transition(order)  # still waiting for its price: this deposit is priced with it

@@ -311,7 +311,7 @@ def read_uri(text: str) -> ProposedPayment:
 
 
 def _monero(address: str, query: Mapping[str, str]) -> ProposedPayment:
-    """The URI of Monero's wallets: one recipient, with no payment id beside the address."""
+    """Read the URI of Monero's wallets: one recipient, without a payment id."""
     unknown = query.keys() - _MONERO_KEYS
     if unknown or ";" in address:
         raise _unreadable("is not for one recipient, or has more than tx_amount")

@@ -107,8 +107,8 @@ class Webhook(Redacted, frozen=True):
 class Targets(Struct, frozen=True):
     """The addresses that may be called: public ones, and the networks that the operator allows.
 
-    ``onion``: whether there is a proxy that reaches onion services. ``ports``: those below 1024
-    that the operator allows beside 80 and 443.
+    ``onion``: whether there is a proxy that reaches onion services. ``ports``: the ports below 1024
+    that the operator allows in addition to 80 and 443.
     """
 
     allowed: tuple[Network, ...] = ()

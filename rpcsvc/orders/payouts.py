@@ -135,7 +135,7 @@ class Payouts:
     async def _record(
         self, limit: asyncio.Timeout, signed: PreparedTransfer, commit: Commit | None = None
     ) -> None:
-        """Look again at all that the bytes pay, since signing takes time, and commit."""
+        """Look again at all transfers that the bytes pay, since signing takes time, and commit."""
 
         async def require_payable(orders: Sequence[Order]) -> None:
             for order in orders:

@@ -291,7 +291,9 @@ class Withdrawals:
         return self._ordering.fees(XMR, USDC, network).payout
 
     async def _require_free(self, item: Withdrawal) -> int | None:
-        """All that may be reserved on the network; None: no limit. Raises WithdrawalRefused."""
+        """Return the most that may be reserved on the network; None: no limit. Raises
+        WithdrawalRefused.
+        """
         holdings = self._ordering.holdings
         if holdings is None:
             return None

@@ -150,9 +150,9 @@ _HELD: Final = (
 
 
 class BookedTransfer(Struct, frozen=True):
-    """A payout or refund with what its order says about it.
+    """A payout or refund with facts of its order.
 
-    ``since``: when its state was reached. ``reason``: what was recorded with it. ``receipt`` is
+    ``since``: when its state was reached. ``reason``: the reason recorded with it. ``receipt`` is
     JSON that proves the payment.
     """
 

@@ -1,5 +1,5 @@
-"""The rows of orders and their parts, and those that are written with an order: idempotency keys,
-claims on upstream orders, and support tickets.
+"""The rows of orders and their parts, and the rows written with an order: idempotency keys, claims
+on upstream orders, and support tickets.
 
 Columns are matched by name in both directions: by position, two amounts could be swapped unnoticed.
 """
@@ -358,7 +358,7 @@ def report_from(rows: Sequence[Row]) -> Report | None:
 
 
 def relay_statements(record: RelayRecord) -> list[Statement]:
-    """Store a claim, and end what it reserves once it has no order.
+    """Store a claim, and end its reservation once it has no order.
 
     The transaction fails if another process makes the call, or has answered its key.
     """

@@ -95,8 +95,10 @@ class ReservationRows:
     async def expired_reservations(
         self, now: int, limit: int, known: Mapping[str, int]
     ) -> list[str]:
-        """Orders whose reservation without a deposit is over, oldest first: all that was sent to
-        them in time is on record (``known``: by network, complete until then).
+        """Return the orders whose reservation without a deposit is over, oldest first.
+
+        All deposits sent to them in time are on record (``known``: by network, complete until
+        then).
         """
         scanned, values = scanned_until(known, "expires_at")
         rows = await self._db.fetch(

@@ -234,7 +234,7 @@ def _position_view(position: Position, plan: Plan, now: int) -> Json:
 
 
 def _dry_at(position: Position, now: int) -> str | None:
-    """None also where what is free lasts for more than a year."""
+    """Return when the free units run out; None also where they last for more than a year."""
     dry_in = position.dry_in_ms
     return None if dry_in is None or dry_in > 365 * DAY_MS else iso8601(now + dry_in)
 

@@ -80,9 +80,9 @@ class Worker:
         for runner in self._runners:
             await runner.drain()
 
-    async def hurry(self, transfer_id: str) -> bool:
+    async def wake_transfer(self, transfer_id: str) -> bool:
         """Move a transfer to the next pass instead of after its pause; whether it waited."""
-        return any(runner.hurry(transfer_id) for runner in self._runners)
+        return any(runner.wake_transfer(transfer_id) for runner in self._runners)
 
     def wake(self) -> None:
         """Start the next pass now instead of at the end of the interval."""

@@ -141,7 +141,7 @@ class Tx(Struct, frozen=True):
 
     @property
     def balance_effect(self) -> int:
-        """What it does to the service's wallet once it is mined, in atomic units."""
+        """The change of the service's wallet once the transaction is mined, in atomic units."""
         return self.units if self.kind is TxKind.DEPOSIT else -(self.units + self.fee)
 
 
@@ -190,8 +190,8 @@ async def on_current(change: Callable[[], Awaitable[T]]) -> T:
 class SandboxLedger:
     """Keeps the simulated chains. Reads are of committed state; writes are durable on return.
 
-    A write raises StaleWrite, and changes nothing, if another replica changed since what it is
-    based on.
+    A write raises StaleWrite, and changes nothing, if another replica has changed the rows that it
+    is based on.
     """
 
     def __init__(self, database: Tables) -> None:

@@ -145,7 +145,7 @@ class OfferedChains(ChainRegistry):
     def offer(self, listed: Iterable[UpstreamChain]) -> tuple[Chain, ...]:
         """Offer the configured chains that are listed, and no others, with the upstream's minimum.
 
-        Returns them; when there are none, what was on offer stays.
+        Returns them; when there are none, the earlier offer stays.
         """
         least = {chain.chain_id: _dollars(chain.min_swap_usd) for chain in listed}
         kept = tuple(

@@ -89,7 +89,7 @@ POLL_MS: Final = 5_000
 
 
 class Asking(NamedTuple):
-    """The id of an order that is asked for, what it reserves meanwhile, and within which bounds."""
+    """The id of a requested order, its reservation meanwhile, and its bounds."""
 
     order_id: str
     reservation: Reservation
@@ -198,11 +198,12 @@ class Relay:
         return made, created
 
     async def is_in_doubt(self, claim: Claim) -> bool:
-        """Whether the key's call was made before with unknown outcome, and is now made again.
+        """Return whether the key's call was made before with unknown outcome, and is now made
+        again.
 
-        Raises IdempotencyConflict if it was another call: whoever named another destination under
-        the key would get an order of the first caller's session, if any. Raises Unavailable where
-        the call can't be made again.
+        Raises IdempotencyConflict if it was another call: a caller who names another destination
+        under the key would get an order of the first caller's session. Raises Unavailable where the
+        call can't be made again.
         """
         return await self._in_doubt(claim) is not None
 
