@@ -116,8 +116,8 @@ class TransferState(StrEnum):
     """How far an outgoing transfer has come (design part 4, write-ahead payouts).
 
     PLANNED: decided, nothing signed. PREPARED: signed bytes and transaction id are committed.
-    PUBLISHED: the network has it. UNKNOWN: it may have it. SETTLED and FAILED are the network's
-    final answers. CANCELLED: before anything was signed.
+    PUBLISHED: the network has it. UNKNOWN: it may have it. SETTLED and FAILED are what the
+    network says for good. CANCELLED: before anything was signed.
     """
 
     PLANNED = "planned"
