@@ -40,7 +40,7 @@ def day_of(now: int) -> int:
 
 
 def ms_to_next_day(now: int) -> int:
-    """How long (ms) the day of UTC lasts that a time (ms) is in."""
+    """Return how long (ms) the day of UTC lasts that a time (ms) is in."""
     return DAY_MS - now % DAY_MS
 
 

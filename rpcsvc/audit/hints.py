@@ -48,7 +48,7 @@ def parts_of(total: int, amounts: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def _sums(indices: Sequence[int], amounts: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Each sum that some of the amounts make, with the fewest that make it."""
+    """Return each sum that some of the amounts make, with the fewest that make it."""
     sums: dict[int, tuple[int, ...]] = {0: ()}
     for index in indices:
         more = {part + amounts[index]: (*chosen, index) for part, chosen in sums.items()}

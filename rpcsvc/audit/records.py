@@ -91,7 +91,7 @@ class OrderEntry(Struct, frozen=True):
     fills: tuple[FillEntry, ...] = ()
 
     def transfer(self, transfer_id: str | None) -> TransferEntry | None:
-        """One of its transfers."""
+        """Return one of the order's transfers by its id."""
         return next((t for t in self.transfers if t.transfer_id == transfer_id), None)
 
 

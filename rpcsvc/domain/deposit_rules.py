@@ -65,7 +65,7 @@ def rate_of_deposit(order: Order, first_seen_at: int, current: int | None) -> in
 
 
 def brings_min_received(terms: Terms, rate: int) -> bool:
-    """Whether the whole order would bring at least ``min_received`` at this rate."""
+    """Return whether the whole order would bring at least ``min_received`` at this rate."""
     output = terms.price.at(rate).output(terms.direction, terms.deposit_amount)
     return output > 0 and output >= terms.min_received
 

@@ -129,7 +129,7 @@ class Mismatch(Struct, frozen=True):
 
 
 def differences(payment: ProposedPayment, due: ExpectedPayment, now: int) -> tuple[Mismatch, ...]:
-    """All differences to the due payment; empty if it is safe to send."""
+    """Return all differences to the due payment; empty if it is safe to send."""
     return (*_timing(due, now), *_target(payment, due), *_amount(payment, due))
 
 
@@ -212,7 +212,7 @@ def require_unsigned(transaction: Any, field: str = "transaction") -> None:
 
 
 def holds_secret(value: Any) -> bool:
-    """Whether a JSON value holds what may be a signed transaction, a key or a seed.
+    """Return whether a JSON value holds what may be a signed transaction, a key or a seed.
 
     A text of more than _LONGEST_TEXT characters may be each of them.
     """

@@ -154,7 +154,7 @@ def _recipient(order: Order, sender: str | None, *, again: bool) -> str | None:
 
 
 def has_refused(order: Order, address: str) -> bool:
-    """Whether a refund has failed to reach the address."""
+    """Return whether a refund has failed to reach the address."""
     failed = (t.address for t in order.refunds if t.state is TransferState.FAILED)
     return address in failed
 

@@ -73,7 +73,7 @@ SOCKET: Final = Client("socket")
 
 
 def is_known(client: str) -> bool:
-    """Whether a stored client was known by a token, a key or the socket."""
+    """Return whether a stored client was known by a token, a key or the socket."""
     return bool(client) and not client.startswith(f"{ADDRESS}:")
 
 
@@ -103,7 +103,7 @@ class UnfundedLimits(Struct, frozen=True):
     address_authorizations_a_day: int
 
     def orders_of(self, client: str) -> int:
-        """How many unfunded orders a client may have."""
+        """Return how many unfunded orders a client may have."""
         return self.token_orders if is_known(client) else self.address_orders
 
     def shares_of(self, client: str) -> list[tuple[str, int]]:
@@ -297,7 +297,7 @@ def _relayed_worth(order: Order) -> int:
 
 
 def _may_be_paid_out(order: Order) -> bool:
-    """Whether a payout may yet be planned: not while, or after, all of it is sent back."""
+    """Return whether a payout may yet be planned: not while, or after, all of it is sent back."""
     if order.status.is_terminal or order.status is OrderStatus.REFUNDING:
         return False
     return order.payout is None or order.payout.state is TransferState.FAILED
@@ -392,4 +392,4 @@ def counted(before: Order | None, after: Order, client: str = "") -> Reservation
 
 
 def uncounted(_before: Order | None, _after: Order, _client: str = "") -> None:
-    """For wallets that take every order."""
+    """Count no reservation: for wallets that take every order."""

@@ -124,7 +124,7 @@ class DepositWatcher:
             return None
 
     async def _is_over(self, order_id: str) -> bool:
-        """Whether the order's offer has run out."""
+        """Return whether the order's offer has run out."""
         order = await self._store.order(order_id)
         return order is not None and order.terms.expires_at <= self._clock.now_ms()
 
@@ -239,7 +239,7 @@ class ScanProgress:
         return order.deadline_at <= until and order.order_id not in self._lagging
 
     def lags(self) -> dict[str, int]:
-        """How far (ms) the scan of each network is behind, at most since the start."""
+        """Return how far (ms) the scan of each network is behind, at most since the start."""
         now = self._clock.now_ms()
         return {
             network: now - max(until, self._since)
@@ -251,7 +251,7 @@ class ScanProgress:
         return {name: lag for name, lag in self.lags().items() if lag >= _LAGGING_AFTER_MS}
 
     def health(self) -> Health:
-        """Not ok while the scan of a network is minutes behind."""
+        """Return the health: not ok while the scan of a network is minutes behind."""
         behind = self.behind()
         network = max(behind, key=lambda name: behind[name], default=None)
         if network is None:

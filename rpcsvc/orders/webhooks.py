@@ -183,7 +183,7 @@ class Deliverer:
         return started
 
     def _is_full(self, is_known: bool) -> bool:
-        """Whether a receiver of a kind finds no place."""
+        """Return whether a receiver of a kind finds no place."""
         return len(self._running) >= self._places.most or self._is_kind_full(is_known)
 
     def _is_kind_full(self, is_known: bool) -> bool:

@@ -320,7 +320,7 @@ class RelayRows:
         return _relay_from(row) if row else None
 
     async def relays_in(self, state: RelayState) -> list[RelayRecord]:
-        """All claims in a state, oldest first."""
+        """Return all claims in a state, oldest first."""
         rows = await self._db.fetch(
             f"{_SELECT_RELAY} WHERE state = :state ORDER BY seq", state=state.value
         )

@@ -358,7 +358,7 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
         return [row["order_id"] for row in rows]
 
     async def pending_effects(self) -> list[PendingEffect]:
-        """All committed effects that are not done; prepared transfers first."""
+        """Return all committed effects that are not done; prepared transfers first."""
         return [
             PendingEffect(row["order_id"], effect_from(row["kind"], row["subject"]))
             for row in await self._db.fetch(_SELECT_EFFECTS)
@@ -403,7 +403,7 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
             raise
 
     async def _is_key_taken(self, change: Change) -> bool:
-        """Whether another call was first with the idempotency key of a change."""
+        """Return whether another call was first with the idempotency key of a change."""
         response, relay = change.response, change.relay
         if response and await self.response(response.namespace, response.key) is not None:
             return True

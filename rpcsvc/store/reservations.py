@@ -112,7 +112,7 @@ class ReservationRows:
         await self._db.write([Statement(_END_EXPIRED, each) for each in values])
 
     async def orders_made(self, client: str, day: int) -> int:
-        """How many orders a client made on a day of UTC."""
+        """Return how many orders a client made on a day of UTC."""
         sql = "SELECT orders FROM order_counts WHERE day = :day AND client = :client"
         row = await self._db.fetch_one(sql, day=day, client=client)
         return row["orders"] if row else 0

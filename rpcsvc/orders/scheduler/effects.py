@@ -241,7 +241,7 @@ class EffectRunner:
                 self._push(pending, due)
 
     async def _carry_out(self, pending: PendingEffect) -> Then | int:
-        """How it goes on: an integer is when, in ms since the epoch."""
+        """Return how it goes on: an integer is when, in ms since the epoch."""
         match pending.effect:
             case AdvanceTransfer():
                 done = await self._payouts.advance(pending.order_id, pending.effect)
@@ -280,7 +280,7 @@ class EffectRunner:
 
     @staticmethod
     def _retry_ms(order: Order) -> int:
-        """How long a chunk that has no fair rate waits for its next try: one interval."""
+        """Return how long a chunk that has no fair rate waits for its next try: one interval."""
         return order.terms.twap.interval_ms if order.terms.twap else MAX_BACKOFF_MS
 
     async def _reprice(self, order_id: str, effect: PriceLateDeposit) -> Then:

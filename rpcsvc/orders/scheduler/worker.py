@@ -89,7 +89,7 @@ class Worker:
         self._wake.set()
 
     def health(self) -> Health:
-        """Whether the last pass succeeded for every order and no pass hangs."""
+        """Return whether the last pass succeeded for every order and no pass hangs."""
         stall = self.stall()
         if not stall.ok:
             return stall
@@ -98,7 +98,7 @@ class Worker:
         return self._quarantine.health()
 
     def stall(self) -> Health:
-        """Not ok while one pass lasts too long."""
+        """Return the health: not ok while one pass lasts too long."""
         lasts = 0 if self._pass_began is None else steady_ms() - self._pass_began
         if lasts < LONG_PASS_MS:
             return Health(True)

@@ -80,7 +80,7 @@ class PayableNetworks(Struct, frozen=True):
 
 
 def is_id(text: str) -> bool:
-    """Whether ``text`` can be an upstream's id: safe in a path and in a log line."""
+    """Return whether ``text`` can be an upstream's id: safe in a path and in a log line."""
     return _ID.fullmatch(text) is not None
 
 

@@ -334,7 +334,7 @@ class Relay:
                 await self._wake.wait()
 
     async def health(self) -> Health:
-        """Not ok while the outcome of a call is not known."""
+        """Return the health: not ok while the outcome of a call is not known."""
         doubtful = RelayState.RECONCILING
         unwritten = (each for each in self._unwritten.values() if each.state is doubtful)
         count = len(
@@ -352,7 +352,7 @@ def _log_doubt(order_id: str, upstream_id: str | None, reason: str) -> None:
 
 
 def _flaw(created: Created, least: int, most_gas: int, now: int) -> str | None:
-    """Why nobody should pay for the order that the upstream made, if so."""
+    """Return why nobody should pay for the order that the upstream made, if so."""
     if created.is_over:
         return "the upstream made it, and says that it is over"
     if created.expires_at <= now:

@@ -76,13 +76,13 @@ _NOT_A_REFUSAL: Final = frozenset({408, 425, 499})
 
 
 def is_about_unfunded(details: Mapping[str, Any]) -> bool:
-    """Whether another rpcsvc refuses because of orders without a deposit."""
+    """Return whether another rpcsvc refuses because of orders without a deposit."""
     return details.get("reason") == UNFUNDED_REASON
 
 
 def is_about_calls(details: Mapping[str, Any]) -> bool:
-    """Whether HTTP 429 is about the number of calls, and not about what another rpcsvc counts
-    beside them.
+    """Return whether HTTP 429 is about the number of calls, and not about what another rpcsvc
+    counts beside them.
     """
     return details.get("reason") not in (UNFUNDED_REASON, TICKETS_REASON)
 
@@ -395,7 +395,7 @@ class UpstreamTransport:
             raise UpstreamBroken(f"The answer is encoded as {self._safe(encoding)}, unasked.")
 
     def is_call_limit(self, reply: RawReply) -> bool:
-        """Whether the upstream refuses more calls, whichever they are."""
+        """Return whether the upstream refuses more calls of any kind."""
         if reply.status != 429:
             return False
         remote = self._remote(reply)

@@ -116,7 +116,8 @@ def _require_new_enough(connection: Connection) -> None:
 
 
 def is_down(connection: Connection, error: Exception) -> bool:
-    """Whether an error comes from the server or the connection rather than from the statement.
+    """Return whether an error comes from the server or the connection rather than from the
+    statement.
 
     Such a connection is useless, so it is closed.
     """
@@ -204,7 +205,7 @@ class PostgresqlReader:
         self._closing = False
 
     async def fetch(self, sql: str, **values: Any) -> list[Row]:
-        """All rows of a query over committed state. Raises errors.Unavailable."""
+        """Return all rows of a query over committed state. Raises errors.Unavailable."""
         return (await self.fetch_together([Query(sql, values)]))[0]
 
     async def fetch_one(self, sql: str, **values: Any) -> Row | None:
