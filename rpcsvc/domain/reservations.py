@@ -41,6 +41,9 @@ UPSTREAM: Final = "upstream"
 _OVER: Final = (TransferState.SETTLED, TransferState.FAILED, TransferState.CANCELLED)
 
 
+# --- limits on unfunded orders -------------------------------------------------------------------
+
+
 class Client(NamedTuple):
     """The caller that asks for an order.
 
@@ -222,6 +225,9 @@ def room(limits: UnfundedLimits, client: str, wallet: int, reserved: Reserved) -
 def scopes_of(client: str) -> tuple[str, ...]:
     """The scopes in whose sums the reservations of a client are."""
     return (ALL, client) if is_known(client) else (ALL, BY_ADDRESS, client)
+
+
+# --- reservations of orders ----------------------------------------------------------------------
 
 
 class Holdings(Struct, frozen=True):

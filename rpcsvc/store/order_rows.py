@@ -161,6 +161,9 @@ _OLD_TICKETS: Final = (
 )
 
 
+# --- orders --------------------------------------------------------------------------------------
+
+
 def terms_values(terms: Terms) -> dict[str, Any]:
     """Return the values of TERMS."""
     timeouts, twap = terms.timeouts, terms.twap
@@ -207,6 +210,9 @@ def order_from(row: Row) -> Order:
     return from_row(Order, values, terms=terms)
 
 
+# --- deposits, transfers, chunks -----------------------------------------------------------------
+
+
 def deposit_values(order_id: str, deposit: Deposit) -> Values:
     """Return the values of DEPOSIT."""
     return to_row(deposit, order_id=order_id, **deposit.key._asdict())
@@ -237,6 +243,9 @@ def fill_from(row: Row) -> Fill:
     return from_row(Fill, row)
 
 
+# --- effects -------------------------------------------------------------------------------------
+
+
 def effect_values(order_id: str, effect: Effect) -> Values:
     """The key of a row of ``effects``: order, kind, and the transfer or chunk that it is about."""
     if isinstance(effect, AdvanceTransfer):
@@ -255,6 +264,9 @@ def effect_from(kind: str, subject: str) -> Effect:
     if kind == "price_late_deposit":
         return PriceLateDeposit()
     raise ValueError(f"unknown effect {kind!r} in the store")
+
+
+# --- idempotency keys ----------------------------------------------------------------------------
 
 
 class IdempotencyRows:
@@ -300,6 +312,9 @@ def response_statement(response: StoredResponse, order_id: str | None) -> Statem
             "order_id": order_id,
         },
     )
+
+
+# --- claims on upstream orders -------------------------------------------------------------------
 
 
 class RelayRows:
@@ -380,6 +395,9 @@ def report_statement(order_id: str, report: Report, evidence: bytes) -> Statemen
 def _relay_from(row: Row) -> RelayRecord:
     params = None if row["params"] is None else orjson.loads(row["params"])
     return from_row(RelayRecord, row, key=row["idempotency_key"], params=params)
+
+
+# --- tickets -------------------------------------------------------------------------------------
 
 
 class TicketRows:

@@ -57,6 +57,9 @@ _NEVER: Final = 2**63
 Json = dict[str, Any]
 
 
+# --- the plan of moves ---------------------------------------------------------------------------
+
+
 class Position(Struct, frozen=True):
     """The inventory of one network, in atomic units.
 
@@ -163,6 +166,9 @@ def _move(
     return Move(source, to, units, arrives) if arrives else None
 
 
+# --- positions from settings, records and nodes --------------------------------------------------
+
+
 class PositionBuilder:
     """Makes the positions of networks, all with the same window and targets."""
 
@@ -200,6 +206,9 @@ class PositionBuilder:
             window_ms=self._window_ms,
             target=self._targets.get(network),
         )
+
+
+# --- the plan as JSON ----------------------------------------------------------------------------
 
 
 def plan_view(
@@ -257,6 +266,9 @@ def _move_view(move: Move, now: int) -> Json:
     }
 
 
+# --- inspecting all nodes and wallets ------------------------------------------------------------
+
+
 class WalletFindings(Struct, frozen=True):
     """The answers of nodes and wallets. ``coins``: the gas coin of each of ``networks``."""
 
@@ -304,6 +316,9 @@ async def read_wallets(
     native = {chain.name: chain.native_token for chain in served.all()}
     paid_in = tuple(native[item.network.name] for item in networks)
     return WalletFindings(options, monero, tuple(networks), paid_in)
+
+
+# --- the treasury --------------------------------------------------------------------------------
 
 
 class _Books(Struct, frozen=True):
@@ -427,6 +442,9 @@ class OnchainTreasury(Treasury):
         )
 
 
+# --- one chain each ------------------------------------------------------------------------------
+
+
 def _xmr_view(found: MoneroFound, books: _Books) -> Json:
     held = found.held
     return {
@@ -477,6 +495,9 @@ def _obligations(network: str, asset: Asset, books: _Books) -> Json:
         "waitingForAddress": format_units(due.waiting, asset),
         "ordersWaitingForAddress": due.waiting_orders,
     }
+
+
+# --- with the service ----------------------------------------------------------------------------
 
 
 @asynccontextmanager

@@ -194,6 +194,9 @@ async def _kept_up(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
             await asyncio.sleep(RESTART_SECONDS)
 
 
+# --- steps that time makes due -------------------------------------------------------------------
+
+
 class Deadlines:
     """The deadlines of all orders. ``is_paused``: whether outgoing money is stopped."""
 

@@ -429,6 +429,9 @@ def _decode(transfer: Transfer, now: int) -> Tx:
     )
 
 
+# --- signed authorizations -----------------------------------------------------------------------
+
+
 class SimulatedAuthorizations(AuthorizationWallets):
     """Carries out signed authorizations: real signatures, simulated money.
 

@@ -88,6 +88,9 @@ CALLER_CODES: Final = frozenset(_WORDS)
 _OWN_FIELDS: Final = ("field", "received", "allowed")
 
 
+# --- payments by x402 ----------------------------------------------------------------------------
+
+
 class _Extra(Part):
     name: Text
     version: Text
@@ -169,6 +172,9 @@ def payment_header(
     }
     payment = x402.payment(offer, {"message": message}, signed.signature)
     return base64.b64encode(orjson.dumps(payment)).decode()
+
+
+# --- calls ---------------------------------------------------------------------------------------
 
 
 class Dialect(Struct, frozen=True):

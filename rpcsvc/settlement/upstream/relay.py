@@ -378,6 +378,9 @@ def _used_for(record: RelayRecord, claim: Claim | None) -> RelayRecord:
     )
 
 
+# --- signed authorizations -----------------------------------------------------------------------
+
+
 class RelayedAuthorizations(AuthorizationWallets):
     """Has the upstream carry authorizations out, for the orders that it settles."""
 

@@ -75,6 +75,9 @@ _JSON_TYPE: Final = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json\s*(?:;.*)?"
 _NOT_A_REFUSAL: Final = frozenset({408, 425, 499})
 
 
+# --- failures ------------------------------------------------------------------------------------
+
+
 def is_about_unfunded(details: Mapping[str, Any]) -> bool:
     """Return whether another rpcsvc refuses because of orders without a deposit."""
     return details.get("reason") == UNFUNDED_REASON
@@ -205,6 +208,9 @@ class RemoteError(Struct, frozen=True):
     code: str | None
     message: str
     details: Mapping[str, Any] = field(default_factory=dict)
+
+
+# --- the exchange --------------------------------------------------------------------------------
 
 
 class ClientOptions(Redacted, frozen=True):

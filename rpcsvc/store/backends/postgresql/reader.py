@@ -79,6 +79,9 @@ Values = tuple[Any, ...]
 _TYPES: dict[str, tuple[str, ...]] = {}
 
 
+# --- connections ---------------------------------------------------------------------------------
+
+
 async def connect(url: str, **settings: str) -> Connection:
     """Open a connection; integers of any size are read as int.
 
@@ -131,6 +134,9 @@ def unavailable(error: Exception) -> Unavailable:
     """The error for callers. Its cause stays in the log."""
     log.error("database_unavailable", reason=str(error) or type(error).__name__)
     return Unavailable(UNAVAILABLE)
+
+
+# --- queries -------------------------------------------------------------------------------------
 
 
 class PostgresqlQuery(NamedTuple):
@@ -186,6 +192,9 @@ def batched(text: str, types: Sequence[str]) -> str:
         f"SELECT calls.{CALL}, answers.* FROM unnest({arrays}) WITH ORDINALITY"
         f" AS calls ({columns}, {CALL}) CROSS JOIN LATERAL ({inner}) AS answers"
     )
+
+
+# --- lanes ---------------------------------------------------------------------------------------
 
 
 class _Read(NamedTuple):
