@@ -316,8 +316,8 @@ def _compose(
     orders, venue, worker = settlement.orders, settlement.venue, settlement.worker
     store, processor = orders.store, orders.processor
     views = _views(context, signer, orders.profile)
-    hurry = worker.hurry if settles else store.hurry
-    retry = partial(retry_transfer, hurry=hurry, processor=processor)
+    wake = worker.wake_transfer if settles else store.wake_transfer
+    retry = partial(retry_transfer, wake=wake, processor=processor)
     messages = WebhookStore(tables)
     deliverer = Deliverer(
         messages,

@@ -40,7 +40,7 @@ def day_of(now: int) -> int:
 
 
 def ms_to_next_day(now: int) -> int:
-    """How long (ms) the day of UTC lasts that a time (ms) is in."""
+    """Return how long (ms) the day of UTC lasts that a time (ms) is in."""
     return DAY_MS - now % DAY_MS
 
 
@@ -53,9 +53,10 @@ def steady_ms() -> int:
 
 
 def boot_ms() -> int:
-    """Milliseconds since some moment before the start, the time that the machine slept included.
+    """Return milliseconds since some moment before the start, the time that the machine slept
+    included.
 
-    Nobody can set this clock. Where the system has none such (macOS), it is ``steady_ms``.
+    Nobody can set this clock. A system without one (macOS) gives ``steady_ms``.
     """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

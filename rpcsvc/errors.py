@@ -131,7 +131,7 @@ class UnsupportedProtocolVersion(InvalidRequest):
 
 
 class MissingCapability(InvalidRequest):
-    """An MCP client calls what it does not declare to know; ``details`` name that."""
+    """An MCP client calls something that it has not declared; ``details`` name the capability."""
 
     rpc_code = -32021
 
@@ -381,7 +381,7 @@ class IdempotencyConflict(OperationError):
 
 
 class QuoteChanged(OperationError):
-    """The terms are worse than those of the quote; ``details`` name in what."""
+    """The terms are worse than those of the quote; ``details`` name the worse ones."""
 
     code = "quote_changed"
     state = "invalid_input"

@@ -120,8 +120,9 @@ def _printable_values(_logger: Any, _method: str, event: EventDict) -> EventDict
 
 
 class _Stderr(io.TextIOBase):
-    """stderr that never raises: a log that can't be written, on a full disk, say, must not end
-    what it tells of."""
+    """A stderr that never raises: a log that can't be written, on a full disk for example, must not
+    end the work that it reports.
+    """
 
     @override
     def write(self, text: str) -> int:

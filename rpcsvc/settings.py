@@ -402,7 +402,7 @@ class Settings(Group):
 
     @property
     def database(self) -> str:
-        """Where the database is, in words."""
+        """The place of the database, in words."""
         if self.database_url is not None:
             return "the database of database_url"
         return f"the data directory {self.data_dir}"

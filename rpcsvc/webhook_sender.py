@@ -222,7 +222,7 @@ class WebhookSender:
 
 
 def _unconnected(error: ClientConnectorError | ClientConnectorCertificateError) -> str:
-    """Why no connection was made."""
+    """Return why no connection was made."""
     if isinstance(error, ClientConnectorCertificateError):
         return "The TLS certificate is not valid for this host."
     if isinstance(error, ClientConnectorDNSError):

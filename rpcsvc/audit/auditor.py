@@ -131,7 +131,7 @@ async def open_auditor(
 
 
 class AuditLoop:
-    """Audits every so many seconds (0: never); a difference pauses payouts, if it is to.
+    """Audits every ``seconds`` (0: never); a difference pauses payouts, if it is to.
 
     A difference pauses payouts once: the operator who resumes them has seen it. After a later
     restart it pauses them again. Ether of unknown origin pauses nothing: anyone can send it.
@@ -204,10 +204,10 @@ class AuditLoop:
             log.error("payouts_paused_by_audit", differences=len(fresh))
 
     def _stops(self, item: Difference) -> bool:
-        """Whether payouts have to stop for it.
+        """Return whether payouts have to stop for a difference.
 
-        Both sums of ether change with each payment, and what strangers send makes the gap smaller:
-        it stops them again when it has grown since the last audit.
+        Both sums of ether change with each payment, and ether from unknown senders makes the gap
+        smaller: it stops payouts again when it has grown since the last audit.
         """
         if item.kind == ETHER:
             return item.gap < self._gaps.get(item.subject, 0)

@@ -1,8 +1,8 @@
-"""Reads the books: a snapshot of the database beside a running service, as plain records.
+"""Reads the books: a snapshot of the database of a running service, as plain records.
 
-All rows are fetched in one read transaction over a read-only connection, whatever the service
-writes meanwhile (REPEATABLE READ on PostgreSQL), and made into records after it: while it is open
-the service can't begin its log anew. Nothing is written: books are audited on a full disk too.
+All rows are fetched in one read transaction over a read-only connection, unaffected by concurrent
+writes (REPEATABLE READ on PostgreSQL), and made into records after it: while it is open the service
+can't restart its log. Nothing is written: books are audited on a full disk too.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def _key(address: str) -> str:
 
 
 def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> AuditReport:
-    """All differences between the books and the chains that were asked."""
+    """Return all differences between the books and the chains that were asked."""
     work = _Work(books)
     if monero is not None:
         work.take_monero(monero)

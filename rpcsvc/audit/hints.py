@@ -48,7 +48,7 @@ def parts_of(total: int, amounts: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def _sums(indices: Sequence[int], amounts: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Each sum that some of the amounts make, with the fewest that make it."""
+    """Return each sum that some of the amounts make, with the fewest that make it."""
     sums: dict[int, tuple[int, ...]] = {0: ()}
     for index in indices:
         more = {part + amounts[index]: (*chosen, index) for part, chosen in sums.items()}
@@ -87,10 +87,10 @@ def hint(books: Books, network: str, txid: str, paid: Paid, units: int) -> str:
 
 
 def may_pay(books: Books, network: str, txid: str, paid: Paid, units: int) -> list[TransferEntry]:
-    """The open transfers that it may have paid.
+    """Return the open transfers that a transaction may have paid.
 
-    Of a wallet that was restored from its words, the amount is all there is to go by: all that is
-    open where it can't be ruled out.
+    For a wallet that was restored from its words, only the amount tells: all open transfers where
+    it can't rule one out.
     """
     if paid:
         return unpaid_in(books, network, txid, paid)

@@ -91,7 +91,7 @@ def write_off(network: str, txid: str) -> str:
 
 
 def _is_being_filled(order: OrderEntry) -> bool:
-    """Whether deposits are assigned to a payout that is planned after the last chunk."""
+    """Return whether deposits are assigned to a payout that is planned after the last chunk."""
     return order.status == "executing_swap"
 
 
@@ -118,7 +118,7 @@ def _destination(transfer: TransferEntry, expected: str) -> Difference:
 
 
 def _is_refundable_to(order: OrderEntry, transfer: TransferEntry) -> bool:
-    """Whether a refund may go to its address.
+    """Return whether a refund may go to its address.
 
     It must be the agreed address. Without one, it must be the address that the order's owner named,
     or for USDC the sender of a deposit.
@@ -334,5 +334,5 @@ def _on_chain(
 
 
 def _is_open(transfer: TransferEntry, found: Sighting | None) -> bool:
-    """Whether the order waits for the chain's last word."""
+    """Return whether the order waits for the chain's last word."""
     return transfer.state.may_be_live or (found is not None and not transfer.state.is_final)

@@ -65,10 +65,11 @@ class FillEntry(Struct, frozen=True):
 
 
 class OrderEntry(Struct, frozen=True):
-    """An order. ``rates``: those that late deposits were priced at, newest last.
+    """An order.
 
-    ``agreed_refund_address``: the one in its terms. ``refund_address``: the last that its owner
-    has named; ``replaced`` counts those before it, which are nowhere kept.
+    ``rates``: the rates of late deposits, newest last. ``agreed_refund_address`` is in its terms.
+    ``refund_address``: the last that its owner has named; ``replaced`` counts earlier ones, which
+    are not kept.
     """
 
     order_id: str
@@ -90,7 +91,7 @@ class OrderEntry(Struct, frozen=True):
     fills: tuple[FillEntry, ...] = ()
 
     def transfer(self, transfer_id: str | None) -> TransferEntry | None:
-        """One of its transfers."""
+        """Return one of the order's transfers by its id."""
         return next((t for t in self.transfers if t.transfer_id == transfer_id), None)
 
 
@@ -170,11 +171,11 @@ class Watched(Struct, frozen=True):
 
 
 class Books(Struct, frozen=True):
-    """The database at one moment. ``evm_addresses``: all that deposits may come to.
+    """The database at one moment.
 
-    ``from_journal``: transactions that a restored copy did not have, and its payment journal had.
-    ``closed``: transfers that were paid by the operator's word alone. ``withdrawals``: the
-    operator's own transfers, of no order.
+    ``evm_addresses``: all addresses that deposits may come to. ``from_journal``: transactions that
+    a restored copy lacked, and its payment journal had. ``closed``: transfers that were paid by the
+    operator's word alone. ``withdrawals``: the operator's own transfers, without an order.
     """
 
     orders: tuple[OrderEntry, ...] = ()
@@ -343,9 +344,9 @@ class Difference(Struct, frozen=True):
 
 
 class Annotated(Struct, frozen=True):
-    """An annotated transaction as the chain has it: units that left our wallets, and that came.
+    """An annotated transaction as the chain shows it: units that left our wallets, and that came.
 
-    The fee of an XMR transaction is part of ``sent``, and so is that of ether (unit ``wei``).
+    The fee of an XMR transaction is part of ``sent``, and so is the fee of ether (unit ``wei``).
     """
 
     network: str

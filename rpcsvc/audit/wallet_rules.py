@@ -59,7 +59,7 @@ def monero_differences(books: Books, since: int, facts: MoneroFacts) -> Iterator
 
 
 def _is_due(departure: Departure, books: Books, since: int) -> bool:
-    """Whether it must be on record: not if the wallet made it before there was a service.
+    """Return whether it must be on record: not if the wallet made it before there was a service.
 
     A copy of the database from before the service's first scan does not say when that was.
     """
@@ -67,13 +67,13 @@ def _is_due(departure: Departure, books: Books, since: int) -> bool:
 
 
 def _may_pay(departure: Departure, books: Books) -> bool:
-    """Whether it looks like the payment of an open transfer."""
+    """Return whether it looks like the payment of an open transfer."""
     found = may_pay(books, MONERO, departure.txid, departure.destinations, departure.units)
     return bool(found)
 
 
 def _is_settled_by(annotated: Mapping[str, str], departure: Departure, books: Books) -> bool:
-    """Whether an annotation settles it: not if it may pay a transfer that is still open."""
+    """Return whether an annotation settles it: not if it may pay a transfer that is still open."""
     if departure.txid not in annotated:
         return False
     return not _may_pay(departure, books)
@@ -218,7 +218,7 @@ def _is_of(move: TokenTransfer, payment: PaymentEntry, hot: str) -> bool:
 
 
 def _is_annotated(move: TokenTransfer, books: Books, facts: EvmFacts) -> bool:
-    """Whether an annotation settles it: not if it may pay a transfer that is still open."""
+    """Return whether an annotation settles it: not if it may pay a transfer that is still open."""
     if move.txid not in facts.annotated:
         return False
     return not unpaid_in(books, facts.network, move.txid, [(move.recipient, move.units)])
@@ -369,7 +369,7 @@ def ether_differences(books: Books, facts: EvmFacts) -> Iterator[Difference]:
 
 
 def ether_notes(books: Books, facts: EvmFacts) -> Iterator[str]:
-    """Why the ether was not compared."""
+    """Return why the ether was not compared."""
     network, ether = facts.network, facts.ether
     if network not in books.openings or ether is None:
         yield (

@@ -279,7 +279,7 @@ def _json_type(value: object) -> str:
 
 
 def same_address(a: str, b: str) -> bool:
-    """Whether two texts are one address: EVM without case, Monero to the letter."""
+    """Return whether two texts are one address: EVM without case, Monero to the letter."""
     if a[:2] in ("0x", "0X"):
         a, b = a.lower(), b.lower()
     # surrogatepass keeps different texts different; "replace" would make a surrogate equal "?".

@@ -1,8 +1,7 @@
-"""Payments of a USDC deposit by a signed authorization (EIP-3009): who signed, and if it will do.
+"""Payments of a USDC deposit by a signed authorization (EIP-3009): the signer, and the checks.
 
-An authorization moves its owner's USDC whoever sends it, once, within its window. Nothing here
-knows what is on chain: balance, used nonces and signatures of contract wallets are the engine's to
-look up.
+An authorization moves its owner's USDC for any sender, once, within its window. Nothing here knows
+what is on chain: the engine looks up balance, used nonces and signatures of contract wallets.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class Refusal(NamedTuple):
 class SignedAuthorization(Struct, frozen=True):
     """An authorization and its owner's signature.
 
-    That of a key is r, s, v, or compact (EIP-2098); that of a contract wallet is what the wallet
-    takes (ERC-1271), and may be wrapped with how to deploy it (ERC-6492).
+    The signature of a key is r, s, v, or compact (EIP-2098). The signature of a contract wallet has
+    the wallet's own form (ERC-1271), and may be wrapped with how to deploy it (ERC-6492).
     """
 
     authorization: Authorization

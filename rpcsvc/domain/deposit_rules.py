@@ -65,7 +65,7 @@ def rate_of_deposit(order: Order, first_seen_at: int, current: int | None) -> in
 
 
 def brings_min_received(terms: Terms, rate: int) -> bool:
-    """Whether the whole order would bring at least ``min_received`` at this rate."""
+    """Return whether the whole order would bring at least ``min_received`` at this rate."""
     output = terms.price.at(rate).output(terms.direction, terms.deposit_amount)
     return output > 0 and output >= terms.min_received
 
@@ -253,7 +253,7 @@ def confirmed_in_detected(order: Order, event: ev.DepositConfirmed, now: int) ->
 
 
 def confirmed_before_payout(order: Order, event: ev.DepositConfirmed, _now: int) -> Transition:
-    """A deposit that comes beside the decision is refunded, unless the price is still awaited."""
+    """Refund a deposit that comes after the decision, unless the price is still awaited."""
     order = _record_confirmed(order, event)
     if planned_payout(order) is None:
         return Transition(order)  # still waiting for its price: this deposit is priced with it

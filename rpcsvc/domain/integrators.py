@@ -51,7 +51,7 @@ def parse_integrator(text: str) -> Integrator:
 
 
 def parse_integrators(texts: Iterable[str]) -> tuple[Integrator, ...]:
-    """All integrators. Raises ValueError when two have the same id or key."""
+    """Return all integrators. Raises ValueError when two have the same id or key."""
     found = tuple(parse_integrator(text) for text in texts)
     if len({i.id for i in found}) < len(found) or len({i.key_hash for i in found}) < len(found):
         raise ValueError(f"each id and each key once; {_ALLOWED}")

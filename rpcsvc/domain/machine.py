@@ -75,6 +75,9 @@ _ENDED = (_S.REFUNDING, _S.REFUNDED, _S.FAILED)
 _FUNDED = (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP, *_ENDED)
 
 
+# --- transfers and chunks, after the decision ----------------------------------------------------
+
+
 def prepared(order: Order, event: ev.TransferPrepared, _now: int) -> Transition:
     """A transfer is signed; with its payout signed, the order is being executed."""
     transfer = transfer_in(order, event.transfer_id, TransferState.PLANNED)
@@ -156,6 +159,9 @@ def _withdraw_refunds_to(order: Order, address: str) -> Order:
     return order
 
 
+# --- deadlines -----------------------------------------------------------------------------------
+
+
 def deadline_in_executing(order: Order, event: ev.DeadlinePassed, now: int) -> Transition:
     """Keep watching a signed payout; cancel an unsigned one."""
     if planned_payout(order) is not None:
@@ -225,6 +231,9 @@ def _pay_fills(order: Order) -> Transition:
 def _require_next_chunk(order: Order, index: int) -> None:
     if not twap.is_filling(order) or index != len(order.fills):
         raise ImpossibleTransition(f"chunk {index} is not the next one")
+
+
+# --- the machine ---------------------------------------------------------------------------------
 
 
 def with_deadline(order: Order, now: int) -> Order:

@@ -153,7 +153,9 @@ def require_storable(amount: Money, *, field: str = "amount") -> None:
 
 
 def parse_any_amount(text: object, asset: Asset, *, field: str = "amount") -> Money:
-    """As ``parse_amount``, without a maximum: for callers that have their own limit."""
+    """Parse an amount as ``parse_amount`` does, without a maximum: for callers with their own
+    limit.
+    """
     if not isinstance(text, str):
         raise _not_a_string(text, field)
     if len(text) > LONGEST_AMOUNT:

@@ -129,7 +129,7 @@ class Mismatch(Struct, frozen=True):
 
 
 def differences(payment: ProposedPayment, due: ExpectedPayment, now: int) -> tuple[Mismatch, ...]:
-    """All differences to the due payment; empty if it is safe to send."""
+    """Return all differences to the due payment; empty if it is safe to send."""
     return (*_timing(due, now), *_target(payment, due), *_amount(payment, due))
 
 
@@ -212,7 +212,7 @@ def require_unsigned(transaction: Any, field: str = "transaction") -> None:
 
 
 def holds_secret(value: Any) -> bool:
-    """Whether a JSON value holds what may be a signed transaction, a key or a seed.
+    """Return whether a JSON value holds what may be a signed transaction, a key or a seed.
 
     A text of more than _LONGEST_TEXT characters may be each of them.
     """
@@ -311,7 +311,7 @@ def read_uri(text: str) -> ProposedPayment:
 
 
 def _monero(address: str, query: Mapping[str, str]) -> ProposedPayment:
-    """The URI of Monero's wallets: one recipient, with no payment id beside the address."""
+    """Read the URI of Monero's wallets: one recipient, without a payment id."""
     unknown = query.keys() - _MONERO_KEYS
     if unknown or ";" in address:
         raise _unreadable("is not for one recipient, or has more than tx_amount")

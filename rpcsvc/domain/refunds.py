@@ -132,7 +132,7 @@ def _due_leftover(order: Order) -> int:
 
 
 def _paid_out(order: Order) -> list[Deposit]:
-    """The deposits that the payout was made of and that are there."""
+    """Return the deposits that the payout was made of and that are still there."""
     payout_id = order.payout.transfer_id if order.payout else None
     return [d for d in order.deposits if d.transfer_id == payout_id and d.is_active]
 
@@ -154,7 +154,7 @@ def _recipient(order: Order, sender: str | None, *, again: bool) -> str | None:
 
 
 def has_refused(order: Order, address: str) -> bool:
-    """Whether a refund has failed to reach the address."""
+    """Return whether a refund has failed to reach the address."""
     failed = (t.address for t in order.refunds if t.state is TransferState.FAILED)
     return address in failed
 

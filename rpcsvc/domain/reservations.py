@@ -41,6 +41,9 @@ UPSTREAM: Final = "upstream"
 _OVER: Final = (TransferState.SETTLED, TransferState.FAILED, TransferState.CANCELLED)
 
 
+# --- limits on unfunded orders -------------------------------------------------------------------
+
+
 class Client(NamedTuple):
     """The caller that asks for an order.
 
@@ -73,7 +76,7 @@ SOCKET: Final = Client("socket")
 
 
 def is_known(client: str) -> bool:
-    """Whether a stored client was known by a token, a key or the socket."""
+    """Return whether a stored client was known by a token, a key or the socket."""
     return bool(client) and not client.startswith(f"{ADDRESS}:")
 
 
@@ -103,7 +106,7 @@ class UnfundedLimits(Struct, frozen=True):
     address_authorizations_a_day: int
 
     def orders_of(self, client: str) -> int:
-        """How many unfunded orders a client may have."""
+        """Return how many unfunded orders a client may have."""
         return self.token_orders if is_known(client) else self.address_orders
 
     def shares_of(self, client: str) -> list[tuple[str, int]]:
@@ -132,9 +135,10 @@ class ExceededBound(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """What is reserved on a network, in payout units: ``total`` by all orders, and by unfunded ones
-    for each scope that bounds a client (``UnfundedLimits.shares_of``). ``orders``: how many
-    unfunded ones the client has, on all networks.
+    """The reservations on a network, in payout units: ``total`` of all orders, and of unfunded
+    orders for each scope that bounds a client (``UnfundedLimits.shares_of``).
+
+    ``orders``: how many unfunded orders the client has, on all networks.
     """
 
     total: int
@@ -189,8 +193,9 @@ class Excess(NamedTuple):
 def excesses(
     limits: UnfundedLimits, client: str, needed: int, wallet: int, reserved: Reserved
 ) -> list[Excess]:
-    """The bounds that one more order would break; ``needed``: payout units with their fee;
-    ``wallet``: what is there beside funded orders.
+    """Return the bounds that one more order would break.
+
+    ``needed``: payout units with their fee; ``wallet``: its holdings beyond funded orders.
     """
     found = [Excess(client, True, limits.orders_of(client), reserved.orders, 1)]
     for scope, most in bounds_of(limits, client, wallet):
@@ -222,6 +227,9 @@ def scopes_of(client: str) -> tuple[str, ...]:
     return (ALL, client) if is_known(client) else (ALL, BY_ADDRESS, client)
 
 
+# --- reservations of orders ----------------------------------------------------------------------
+
+
 class Holdings(Struct, frozen=True):
     """The amounts that a wallet can pay out, in atomic units.
 
@@ -234,11 +242,11 @@ class Holdings(Struct, frozen=True):
 
 
 class ReservationChange(NamedTuple):
-    """How the reservations of an order change with it (domain/reservations.py).
+    """The change of an order's reservations that goes with a change of the order.
 
-    ``funded``: units by network, of those that change; 0: none any more. ``unfunded``: what is
-    reserved for deposits that have not come; None: nothing any more. One that does not begin now
-    changes its units only where it has not ended.
+    ``funded``: units by network that change; 0: none any more. ``unfunded``: units for deposits
+    that have not come; None: none any more. An unfunded reservation that does not begin now changes
+    its units only where it has not ended.
     """
 
     order_id: str
@@ -248,11 +256,12 @@ class ReservationChange(NamedTuple):
 
 
 def reservations_of(order: Order) -> Units:
-    """Atomic units by network that an order may still be paid: its output, and what it sent in.
+    """Return the atomic units by network that an order may still be paid: its output, and its
+    deposits.
 
-    A deposit counts until its payout is settled, since it may have to go back; what waits for a
-    refund address, also of an order that is over, until its refund is settled. All of it together
-    is more than can become due; the difference is the margin.
+    A deposit counts until its payout is settled, since it may have to go back; money that waits for
+    a refund address, also after the order is over, until its refund is settled. The total is more
+    than can become due; the difference is the margin.
     """
     reserved: Units = defaultdict(int)
     for transfer in order.transfers:
@@ -294,7 +303,7 @@ def _relayed_worth(order: Order) -> int:
 
 
 def _may_be_paid_out(order: Order) -> bool:
-    """Whether a payout may yet be planned: not while, or after, all of it is sent back."""
+    """Return whether a payout may yet be planned: not while, or after, all of it is sent back."""
     if order.status.is_terminal or order.status is OrderStatus.REFUNDING:
         return False
     return order.payout is None or order.payout.state is TransferState.FAILED
@@ -389,4 +398,4 @@ def counted(before: Order | None, after: Order, client: str = "") -> Reservation
 
 
 def uncounted(_before: Order | None, _after: Order, _client: str = "") -> None:
-    """For wallets that take every order."""
+    """Count no reservation: for wallets that take every order."""

@@ -60,7 +60,7 @@ def chunks(order: Order, total: int) -> tuple[int, ...]:
 
 
 def is_cut(order: Order, total: int) -> bool:
-    """Whether a deposit of ``total`` units is swapped in chunks at all."""
+    """Return whether a deposit of ``total`` units is swapped in chunks at all."""
     return len(chunks(order, total)) >= LEAST_CHUNKS
 
 
@@ -71,7 +71,7 @@ def counted(order: Order) -> tuple[Deposit, ...]:
 
 
 def is_filling(order: Order) -> bool:
-    """Whether chunks are being swapped: begun, and the payout not planned yet."""
+    """Return whether chunks are being swapped: begun, and the payout not planned yet."""
     return order.terms.twap is not None and bool(counted(order))
 
 
@@ -114,19 +114,19 @@ def next_fill(order: Order, rate: int, now: int) -> Fill | None:
 
 
 def is_filled(order: Order) -> bool:
-    """Whether the last chunk is swapped."""
+    """Return whether the last chunk is swapped."""
     return len(order.fills) == len(chunks(order, total_of(order)))
 
 
 def due_at(order: Order) -> int:
-    """When (ms) the next chunk is due: the first at once, each other an interval later."""
+    """Return when (ms) the next chunk is due: the first at once, each other an interval later."""
     if not order.fills or order.terms.twap is None:
         return order.status_at
     return order.fills[-1].at + order.terms.twap.interval_ms
 
 
 def abandoned_at(order: Order) -> int:
-    """When (ms) the next chunk stops waiting for a fair rate."""
+    """Return when (ms) the next chunk stops waiting for a fair rate."""
     interval = order.terms.twap.interval_ms if order.terms.twap else 0
     return due_at(order) + max(ABANDON_INTERVALS * interval, LEAST_ABANDON_MS)
 

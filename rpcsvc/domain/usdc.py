@@ -415,7 +415,9 @@ def _is_strict(form: _Form, words: Sequence[bytes], rest: bytes) -> bool:
 
 
 def _is_tail(offset: bytes, words: int, rest: bytes) -> bool:
-    """Whether dynamic bytes follow right after the words: their length, themselves, then zeros."""
+    """Return whether dynamic bytes follow right after the words: their length, themselves, then
+    zeros.
+    """
     if read_uint(offset) != words * WORD or len(rest) < WORD:
         return False
     length, content = read_uint(rest[:WORD]), rest[WORD:]

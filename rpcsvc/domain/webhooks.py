@@ -107,8 +107,8 @@ class Webhook(Redacted, frozen=True):
 class Targets(Struct, frozen=True):
     """The addresses that may be called: public ones, and the networks that the operator allows.
 
-    ``onion``: whether there is a proxy that reaches onion services. ``ports``: those below 1024
-    that the operator allows beside 80 and 443.
+    ``onion``: whether there is a proxy that reaches onion services. ``ports``: the ports below 1024
+    that the operator allows in addition to 80 and 443.
     """
 
     allowed: tuple[Network, ...] = ()
@@ -116,7 +116,7 @@ class Targets(Struct, frozen=True):
     ports: tuple[int, ...] = ()
 
     def permits(self, address: Address) -> bool:
-        """Whether a connection may be made to an address."""
+        """Return whether a connection may be made to an address."""
         if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
         if any(address in network for network in self.allowed):
@@ -129,7 +129,7 @@ class Targets(Struct, frozen=True):
 
 
 def is_onion(host: str) -> bool:
-    """Whether a host, in lower case, is named by its key in the Tor network."""
+    """Return whether a host, in lower case, is named by its key in the Tor network."""
     return host.endswith(".onion")
 
 

@@ -72,7 +72,7 @@ class Withdrawal(Struct, frozen=True):
         return self.network, self.address, self.units
 
     def is_expired(self, now: int) -> bool:
-        """Whether it was not signed in time."""
+        """Return whether it was not signed in time."""
         is_unsigned = self.state is TransferState.PLANNED
         return is_unsigned and now >= self.created_at + SIGN_WITHIN_MS
 
@@ -83,7 +83,7 @@ def is_withdrawal(transfer_id: str) -> bool:
 
 
 def is_withdrawal_id(text: str) -> bool:
-    """Whether a text has the form of ``ID_FORM``."""
+    """Return whether a text has the form of ``ID_FORM``."""
     return _ID.fullmatch(text) is not None
 
 
@@ -100,7 +100,7 @@ def stepped(
     reason: str | None = None,
     receipt: str | None = None,
 ) -> Withdrawal:
-    """In its next state. Raises ImpossibleStep."""
+    """Return the withdrawal in its next state. Raises ImpossibleStep."""
     if state not in _NEXT.get(item.state, frozenset()):
         raise ImpossibleStep(f"{item.withdrawal_id} is {item.state.value}, not {state.value} next")
     return replace(item, state=state, changed_at=now, reason=reason, receipt=receipt)

@@ -1,7 +1,7 @@
 """Funds orders by signed authorizations: on record first, then sent, then credited as any deposit.
 
-A recorded authorization is processed until its deposit is final or it has failed for good, across
-restarts. Until then the order accepts no other.
+A recorded authorization is processed, across restarts, until its deposit is final or it has failed
+permanently. Until then the order accepts no other.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Authorizations:
     async def pay(
         self, order: Order, signed: SignedAuthorization, client: Client, waits: Waits
     ) -> AuthorizationRecord:
-        """Put an authorization of what is due on record, and send it if this replica settles.
+        """Put an authorization of the due amount on record, and send it if this replica settles.
 
         Returns how far it came within OUTCOME_SECONDS, or at once when the network's answer is not
         known. Raises AuthorizationRefused, errors.RateLimited and errors.Unavailable: then nothing
@@ -231,7 +231,7 @@ class Authorizations:
             await asyncio.sleep(self._poll_ms / 1000)
 
     async def resume(self) -> None:
-        """Look once at all that is unresolved: one after the other on each network."""
+        """Look once at all unresolved authorizations: one after the other on each network."""
         by_network: dict[str, list[AuthorizationRecord]] = {}
         for record in await self._store.unresolved():
             by_network.setdefault(record.key.network, []).append(record)

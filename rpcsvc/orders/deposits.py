@@ -32,7 +32,7 @@ TRIES = 3
 DEPOSITS_PER_PASS = 20
 
 DepositEvent = DepositSeen | DepositConfirmed | DepositRemoved
-Shown = list[tuple[str, DepositSighting]]  # with the id of the order that each is for
+Observed = list[tuple[str, DepositSighting]]  # with the id of the order that each is for
 
 # A scan takes milliseconds; of a network that catches up, some minutes.
 _LAGGING_AFTER_MS: Final = 10 * 60_000
@@ -89,18 +89,20 @@ class DepositWatcher:
         during an outage would decide the order without the others.
         """
         found = await self._engine.observe()
-        shown, strangers = await self._by_order(found.sightings)
-        seen, taken_in = await self._record(shown, confirming=False)
-        ripe = await self._ripe(taken_in, found.complete_until, _left(shown, taken_in))
-        confirmed, done = await self._record(ripe, confirming=True)
+        observed, unattributed = await self._by_order(found.sightings)
+        seen, recorded = await self._record(observed, confirming=False)
+        confirmable = await self._confirmable(
+            recorded, found.complete_until, _remaining(observed, recorded)
+        )
+        confirmed, done = await self._record(confirmable, confirming=True)
         # Only now may the engine forget them: every event above is committed.
-        await self._engine.acknowledge([*strangers, *(sighting for _, sighting in done)])
-        self.progress.advance(found.complete_until, _left(shown, done))
+        await self._engine.acknowledge([*unattributed, *(sighting for _, sighting in done)])
+        self.progress.advance(found.complete_until, _remaining(observed, done))
         return seen + confirmed
 
-    async def _ripe(
-        self, taken_in: Shown, complete: Mapping[str, int], left: Mapping[str, str]
-    ) -> Shown:
+    async def _confirmable(
+        self, recorded: Observed, complete: Mapping[str, int], remaining: Mapping[str, str]
+    ) -> Observed:
         """Return the deposits that may be confirmed now.
 
         A deposit confirmed past an order's time decides on the order: it waits while another
@@ -108,8 +110,8 @@ class DepositWatcher:
         """
         return [
             (order_id, sighting)
-            for order_id, sighting in taken_in
-            if (order_id not in left and sighting.key.network in complete)
+            for order_id, sighting in recorded
+            if (order_id not in remaining and sighting.key.network in complete)
             or sighting.state is not DepositState.CONFIRMED
             or not await self._is_over(order_id)
         ]
@@ -122,26 +124,26 @@ class DepositWatcher:
             return None
 
     async def _is_over(self, order_id: str) -> bool:
-        """Whether the order's offer has run out."""
+        """Return whether the order's offer has run out."""
         order = await self._store.order(order_id)
         return order is not None and order.terms.expires_at <= self._clock.now_ms()
 
     async def _by_order(
         self, sightings: Iterable[DepositSighting]
-    ) -> tuple[Shown, list[DepositSighting]]:
+    ) -> tuple[Observed, list[DepositSighting]]:
         """Pair each sighting with its order, and list the sightings that belong to none."""
-        shown, strangers = [], []
+        observed, unattributed = [], []
         for sighting in sightings:
             network = sighting.key.network
             order_id = await self._store.order_id_of_deposit_address(network, sighting.address)
             if order_id is None:
                 log.warning("unattributed_deposit_found", network=network, txid=sighting.key.txid)
-                strangers.append(sighting)
+                unattributed.append(sighting)
             else:
-                shown.append((order_id, sighting))
-        return shown, strangers
+                observed.append((order_id, sighting))
+        return observed, unattributed
 
-    async def _record(self, shown: Shown, *, confirming: bool) -> tuple[int, Shown]:
+    async def _record(self, observed: Observed, *, confirming: bool) -> tuple[int, Observed]:
         """Bring the orders up to what the chain shows; confirm deposits only if ``confirming``.
 
         Returns the number of events, and the sightings that were recorded: the rest is for the next
@@ -149,7 +151,7 @@ class DepositWatcher:
         """
         count, recorded = 0, []
         handled: Counter[str] = Counter()
-        for order_id, sighting in shown:
+        for order_id, sighting in observed:
             if handled[order_id] >= DEPOSITS_PER_PASS:
                 continue
             step = (sighting.key, confirming)
@@ -188,11 +190,13 @@ class DepositWatcher:
         return len(events)
 
 
-def _left(shown: Shown, done: Shown) -> dict[str, str]:
+def _remaining(observed: Observed, done: Observed) -> dict[str, str]:
     """Return the orders with sightings that are not fully recorded, each with the network."""
     keys = {sighting.key for _, sighting in done}
     return {
-        order_id: sighting.key.network for order_id, sighting in shown if sighting.key not in keys
+        order_id: sighting.key.network
+        for order_id, sighting in observed
+        if sighting.key not in keys
     }
 
 
@@ -217,14 +221,14 @@ class ScanProgress:
         """Ids of orders with a deposit that was seen and is not on record yet."""
         return frozenset(self._lagging)
 
-    def advance(self, complete_until: Mapping[str, int], left: Mapping[str, str]) -> None:
-        """Record a scan whose deposits are on record, except those of the orders ``left``.
+    def advance(self, complete_until: Mapping[str, int], remaining: Mapping[str, str]) -> None:
+        """Record a scan whose deposits are on record, except those of the orders ``remaining``.
 
-        ``complete_until`` as in Observation; ``left`` maps order ids to networks.
+        ``complete_until`` as in Observation; ``remaining`` maps order ids to networks.
         """
         # A network without a complete scan may not have shown the remaining deposits again.
         still = {order: at for order, at in self._lagging.items() if at not in complete_until}
-        self._lagging = {**still, **left}
+        self._lagging = {**still, **remaining}
         self._complete_until.update(complete_until)
 
     def covers(self, order: Order) -> bool:
@@ -235,7 +239,7 @@ class ScanProgress:
         return order.deadline_at <= until and order.order_id not in self._lagging
 
     def lags(self) -> dict[str, int]:
-        """How far (ms) the scan of each network is behind, at most since the start."""
+        """Return how far (ms) the scan of each network is behind, at most since the start."""
         now = self._clock.now_ms()
         return {
             network: now - max(until, self._since)
@@ -247,7 +251,7 @@ class ScanProgress:
         return {name: lag for name, lag in self.lags().items() if lag >= _LAGGING_AFTER_MS}
 
     def health(self) -> Health:
-        """Not ok while the scan of a network is minutes behind."""
+        """Return the health: not ok while the scan of a network is minutes behind."""
         behind = self.behind()
         network = max(behind, key=lambda name: behind[name], default=None)
         if network is None:

@@ -44,10 +44,10 @@ class Idempotency:
         self._running: dict[tuple[str, str], asyncio.Future[None]] = {}
 
     async def once(self, claim: Claim, make: Callable[[], Awaitable[bytes]]) -> tuple[bytes, bool]:
-        """The answer to the call, and whether it is a replay.
+        """Return the answer to the call, and whether it is a replay.
 
-        ``make`` must commit its answer under the claim's key. Raises IdempotencyConflict, and
-        whatever ``make`` raises (the key is free again then).
+        ``make`` must commit its answer under the claim's key. Raises IdempotencyConflict, and the
+        errors of ``make`` (the key is free again then).
         """
         slot = (claim.namespace, claim.key)
         while (running := self._running.get(slot)) is not None:

@@ -49,8 +49,8 @@ _SCOPES = {ALL: "all", BY_ADDRESS: "addresses"}
 class ClientLimits:
     """The operator's bounds on unfunded orders.
 
-    ``wallet`` gives what a network's wallet holds beside funded orders, in payout units. ``secret``
-    keys the hashes of clients' names.
+    ``wallet`` gives a network's holdings beyond funded orders, in payout units. ``secret`` keys the
+    hashes of clients' names.
     """
 
     def __init__(

@@ -124,9 +124,9 @@ class LocalVenue(Venue):
         return payable_deposit(direction, most, rate)
 
     def _limits(self, direction: Direction, chain: Chain, rate: Rate) -> tuple[int, int]:
-        """The least and the most that can be swapped, in deposit units.
+        """Return the least and the most that can be swapped, in deposit units.
 
-        The most is no more than can be stored, as a deposit and as what it brings.
+        The most can be stored, both as a deposit and as its output.
         """
         usdc_per_xmr = rate.usdc_per_xmr
         return (

@@ -135,7 +135,7 @@ class Payouts:
     async def _record(
         self, limit: asyncio.Timeout, signed: PreparedTransfer, commit: Commit | None = None
     ) -> None:
-        """Look again at all that the bytes pay, since signing takes time, and commit."""
+        """Look again at all transfers that the bytes pay, since signing takes time, and commit."""
 
         async def require_payable(orders: Sequence[Order]) -> None:
             for order in orders:
@@ -157,7 +157,7 @@ class Payouts:
         return await self._has_its_deposits(order)
 
     async def _has_its_deposits(self, order: Order) -> bool:
-        """Whether the engine's last scan found the deposits that the order has as confirmed.
+        """Return whether the engine's last scan found the deposits that the order has as confirmed.
 
         While the service was down a reorganisation may have taken it away. Before the first look
         there are no confirmations: an order waits for its own network, and for no other.

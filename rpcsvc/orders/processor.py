@@ -350,7 +350,7 @@ class Quarantine:
             self._broken.pop(order_id, None)
 
     def health(self) -> Health:
-        """Not ok while an order is quarantined."""
+        """Return the health: not ok while an order is quarantined."""
         if not self._broken:
             return Health(True)
         count = len(self._broken)

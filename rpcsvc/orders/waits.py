@@ -222,7 +222,7 @@ class Waits:
 
 
 async def _is_woken(woken: asyncio.Event, deadline: float) -> bool:
-    """Whether it is set before the deadline, in seconds of the event loop's clock."""
+    """Return whether it is set before the deadline, in seconds of the event loop's clock."""
     with suppress(TimeoutError):
         async with asyncio.timeout_at(deadline):
             await woken.wait()

@@ -108,7 +108,7 @@ class Deliverer:
         """Send due messages until cancelled: a message under way is then sent again later."""
         self._last_look = 0
         try:
-            await self._store.hurry(self._clock.now_ms() + DAY_MS)
+            await self._store.bring_forward(self._clock.now_ms() + DAY_MS)
             while True:
                 self._wake.clear()
                 await self._look()
@@ -137,7 +137,7 @@ class Deliverer:
         """Begin to send the due messages that have a place; return how many."""
         now = self._clock.now_ms()
         if now < self._last_look - DAY_MS // 24:  # the clock was set back
-            await self._store.hurry(now + DAY_MS)
+            await self._store.bring_forward(now + DAY_MS)
         self._last_look = now
         self._is_crowded = False
         if not await self._store.has_due(now):
@@ -185,7 +185,7 @@ class Deliverer:
         return started
 
     def _is_full(self, is_known: bool) -> bool:
-        """Whether a receiver of a kind finds no place."""
+        """Return whether a receiver of a kind finds no place."""
         return len(self._running) >= self._places.most or self._is_kind_full(is_known)
 
     def _is_kind_full(self, is_known: bool) -> bool:
@@ -208,9 +208,10 @@ class Deliverer:
         ]
 
     def _make_room(self, waiting: Sequence[int], is_known: bool) -> None:
-        """End attempts of clients that have more under way than those that wait, the longest first.
+        """End attempts of clients with more attempts than the waiting clients have, the longest
+        first.
 
-        ``waiting``: of each message without a place, how many of its client go before it.
+        ``waiting``: for each message without a place, how many messages of its client go before it.
         """
         now, attempts = asyncio.get_running_loop().time(), self._yielding(is_known)
         held = Counter(each.client for each in self._running.values() if not each.yields)

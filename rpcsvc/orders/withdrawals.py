@@ -128,7 +128,7 @@ def read_request(withdrawal_id: str, network: str, amount: str, to: str) -> With
 
 
 class _Wait(NamedTuple):
-    """Why a planned one was not signed, and when it is tried again (ms)."""
+    """Why a planned withdrawal was not signed, and when it is tried again (ms)."""
 
     reason: str
     until: int
@@ -207,11 +207,11 @@ class Withdrawals:
         return await self._store.latest(limit)
 
     async def find(self, withdrawal_id: str) -> Withdrawal | None:
-        """One withdrawal."""
+        """Return a withdrawal by its id."""
         return await self._store.find(withdrawal_id)
 
     def waits_for(self, withdrawal_id: str) -> str | None:
-        """Why a planned one was not signed at the last try."""
+        """Return why a planned withdrawal was not signed at the last try."""
         wait = self._waits.get(withdrawal_id)
         return None if wait is None else wait.reason
 
@@ -291,7 +291,9 @@ class Withdrawals:
         return self._ordering.fees(XMR, USDC, network).payout
 
     async def _require_free(self, item: Withdrawal) -> int | None:
-        """All that may be reserved on the network; None: no limit. Raises WithdrawalRefused."""
+        """Return the most that may be reserved on the network; None: no limit. Raises
+        WithdrawalRefused.
+        """
         holdings = self._ordering.holdings
         if holdings is None:
             return None

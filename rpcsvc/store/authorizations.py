@@ -109,7 +109,7 @@ class AuthorizationStore:
         return _record(row) if row else None
 
     async def sent_on(self, client: str, day: int) -> int:
-        """How many authorizations a client sent on a day of UTC."""
+        """Return how many authorizations a client sent on a day of UTC."""
         row = await self._db.fetch_one(_SELECT_COUNT, day=day, client=client)
         return int(row["authorizations"]) if row else 0
 

@@ -55,7 +55,7 @@ class Tables(Protocol):
     """The database that stores and ledgers use. Everything may raise errors.Unavailable."""
 
     async def fetch(self, sql: str, **values: Any) -> list[Row]:
-        """All rows of a query over committed state."""
+        """Return all rows of a query over committed state."""
         ...
 
     async def fetch_one(self, sql: str, **values: Any) -> Row | None:
@@ -83,7 +83,7 @@ class Database(Tables, Protocol):
     lease_ms: int | None
 
     def health(self) -> Health:
-        """Whether it can be read and written now."""
+        """Return whether it can be read and written now."""
         ...
 
     def on_commit(self, observer: CommitObserver) -> None:

@@ -150,7 +150,7 @@ class Lease:
         return self._ends_at is None
 
     def has_time(self) -> bool:
-        """Whether something may be signed or published now."""
+        """Return whether something may be signed or published now."""
         if self.lost.is_set():
             return False
         return self._ends_at is None or self._now_ms() < self._ends_at - MARGIN_MS

@@ -151,9 +151,9 @@ _HELD: Final = (
 
 
 class BookedTransfer(Struct, frozen=True):
-    """A payout or refund with what its order says about it.
+    """A payout or refund with facts of its order.
 
-    ``since``: when its state was reached. ``reason``: what was recorded with it. ``receipt`` is
+    ``since``: when its state was reached. ``reason``: the reason recorded with it. ``receipt`` is
     JSON that proves the payment.
     """
 
@@ -261,7 +261,7 @@ class OperatorBooks:
         return next(iter(await self._booked(_ONE, transfer_id=transfer_id)), None)
 
     async def signed(self, transfer_id: str) -> list[Signed]:
-        """All transactions that a wallet signed for a transfer, oldest first."""
+        """Return all transactions that a wallet signed for a transfer, oldest first."""
         rows = await self._db.fetch(_ATTEMPTS, payment_id=transfer_id)
         rows = rows or await self._db.fetch(_MONERO, payment_id=transfer_id)
         return [from_row(Signed, row) for row in rows]
@@ -405,11 +405,11 @@ class OperatorBooks:
     # --- own addresses -------------------------------------------------------------------------
 
     async def is_hot_wallet(self, address: str) -> bool:
-        """Whether an address is the hot wallet of the EVM networks."""
+        """Return whether an address is the hot wallet of the EVM networks."""
         return await self._db.fetch_one(_HOT_WALLET, address=address.lower()) is not None
 
     async def is_own_address(self, address: str) -> bool:
-        """Whether an address is a deposit address, or one of the service's wallets."""
+        """Return whether an address is a deposit address, or one of the service's wallets."""
         if await self._orders.is_deposit_address(address) or await self.is_hot_wallet(address):
             return True
         row = await self._db.fetch_one(_OWN_ADDRESS, address=address, lower=address.lower())

@@ -1,5 +1,5 @@
-"""The rows of orders and their parts, and those that are written with an order: idempotency keys,
-claims on upstream orders, and support tickets.
+"""The rows of orders and their parts, and the rows written with an order: idempotency keys, claims
+on upstream orders, and support tickets.
 
 Columns are matched by name in both directions: by position, two amounts could be swapped unnoticed.
 """
@@ -161,6 +161,9 @@ _OLD_TICKETS: Final = (
 )
 
 
+# --- orders --------------------------------------------------------------------------------------
+
+
 def terms_values(terms: Terms) -> dict[str, Any]:
     """Return the values of TERMS."""
     timeouts, twap = terms.timeouts, terms.twap
@@ -207,6 +210,9 @@ def order_from(row: Row) -> Order:
     return from_row(Order, values, terms=terms)
 
 
+# --- deposits, transfers, chunks -----------------------------------------------------------------
+
+
 def deposit_values(order_id: str, deposit: Deposit) -> Values:
     """Return the values of DEPOSIT."""
     return to_row(deposit, order_id=order_id, **deposit.key._asdict())
@@ -237,6 +243,9 @@ def fill_from(row: Row) -> Fill:
     return from_row(Fill, row)
 
 
+# --- effects -------------------------------------------------------------------------------------
+
+
 def effect_values(order_id: str, effect: Effect) -> Values:
     """The key of a row of ``effects``: order, kind, and the transfer or chunk that it is about."""
     if isinstance(effect, AdvanceTransfer):
@@ -255,6 +264,9 @@ def effect_from(kind: str, subject: str) -> Effect:
     if kind == "price_late_deposit":
         return PriceLateDeposit()
     raise ValueError(f"unknown effect {kind!r} in the store")
+
+
+# --- idempotency keys ----------------------------------------------------------------------------
 
 
 class IdempotencyRows:
@@ -302,6 +314,9 @@ def response_statement(response: StoredResponse, order_id: str | None) -> Statem
     )
 
 
+# --- claims on upstream orders -------------------------------------------------------------------
+
+
 class RelayRows:
     """The part of OrderStore for orders at an upstream."""
 
@@ -320,7 +335,7 @@ class RelayRows:
         return _relay_from(row) if row else None
 
     async def relays_in(self, state: RelayState) -> list[RelayRecord]:
-        """All claims in a state, oldest first."""
+        """Return all claims in a state, oldest first."""
         rows = await self._db.fetch(
             f"{_SELECT_RELAY} WHERE state = :state ORDER BY seq", state=state.value
         )
@@ -358,7 +373,7 @@ def report_from(rows: Sequence[Row]) -> Report | None:
 
 
 def relay_statements(record: RelayRecord) -> list[Statement]:
-    """Store a claim, and end what it reserves once it has no order.
+    """Store a claim, and end its reservation once it has no order.
 
     The transaction fails if another process makes the call, or has answered its key.
     """
@@ -380,6 +395,9 @@ def report_statement(order_id: str, report: Report, evidence: bytes) -> Statemen
 def _relay_from(row: Row) -> RelayRecord:
     params = None if row["params"] is None else orjson.loads(row["params"])
     return from_row(RelayRecord, row, key=row["idempotency_key"], params=params)
+
+
+# --- tickets -------------------------------------------------------------------------------------
 
 
 class TicketRows:

@@ -146,11 +146,11 @@ _SELECT_EFFECTS: Final = """
     LEFT JOIN transfers t ON t.transfer_id = e.subject
     ORDER BY t.state IS NULL OR t.state = 'planned', e.order_id
 """
-_SET_HURRIED: Final = (
+_SET_WOKEN: Final = (
     "UPDATE effects SET hurried = :hurried"
     " WHERE order_id = :order_id AND kind = :kind AND subject = :subject"
 )
-_SELECT_HURRIED: Final = "SELECT order_id, kind, subject FROM effects WHERE hurried = 1"
+_SELECT_WOKEN: Final = "SELECT order_id, kind, subject FROM effects WHERE hurried = 1"
 _SELECT_PLANNED: Final = """
     SELECT t.order_id, t.transfer_id FROM transfers t JOIN effects e
         ON e.order_id = t.order_id AND e.kind = 'advance_transfer'
@@ -358,26 +358,26 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
         return [row["order_id"] for row in rows]
 
     async def pending_effects(self) -> list[PendingEffect]:
-        """All committed effects that are not done; prepared transfers first."""
+        """Return all committed effects that are not done; prepared transfers first."""
         return [
             PendingEffect(row["order_id"], effect_from(row["kind"], row["subject"]))
             for row in await self._db.fetch(_SELECT_EFFECTS)
         ]
 
-    async def hurry(self, transfer_id: str) -> bool:
+    async def wake_transfer(self, transfer_id: str) -> bool:
         """Have the settling replica run a transfer now; return whether it was pending."""
         values = effect_values(order_of(transfer_id), AdvanceTransfer(transfer_id))
         try:
-            await self._db.write([Statement(_SET_HURRIED, {**values, "hurried": 1}, finds=True)])
+            await self._db.write([Statement(_SET_WOKEN, {**values, "hurried": 1}, finds=True)])
         except StaleWrite:
             return False
         return True
 
-    async def take_hurried(self) -> list[str]:
-        """The ids of the transfers that ``hurry`` named since the last call."""
-        found = [{**row, "hurried": 0} for row in await self._db.fetch(_SELECT_HURRIED)]
+    async def take_woken(self) -> list[str]:
+        """The ids of the transfers that ``wake_transfer`` named since the last call."""
+        found = [{**row, "hurried": 0} for row in await self._db.fetch(_SELECT_WOKEN)]
         if found:
-            await self._db.write([Statement(_SET_HURRIED, values) for values in found])
+            await self._db.write([Statement(_SET_WOKEN, values) for values in found])
         return [values["subject"] for values in found]
 
     async def planned_transfers(self, network: str, limit: int) -> list[tuple[str, str]]:
@@ -403,7 +403,7 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
             raise
 
     async def _is_key_taken(self, change: Change) -> bool:
-        """Whether another call was first with the idempotency key of a change."""
+        """Return whether another call was first with the idempotency key of a change."""
         response, relay = change.response, change.relay
         if response and await self.response(response.namespace, response.key) is not None:
             return True

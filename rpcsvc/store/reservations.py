@@ -95,8 +95,10 @@ class ReservationRows:
     async def expired_reservations(
         self, now: int, limit: int, known: Mapping[str, int]
     ) -> list[str]:
-        """Orders whose reservation without a deposit is over, oldest first: all that was sent to
-        them in time is on record (``known``: by network, complete until then).
+        """Return the orders whose reservation without a deposit is over, oldest first.
+
+        All deposits sent to them in time are on record (``known``: by network, complete until
+        then).
         """
         scanned, values = scanned_until(known, "expires_at")
         rows = await self._db.fetch(
@@ -110,7 +112,7 @@ class ReservationRows:
         await self._db.write([Statement(_END_EXPIRED, each) for each in values])
 
     async def orders_made(self, client: str, day: int) -> int:
-        """How many orders a client made on a day of UTC."""
+        """Return how many orders a client made on a day of UTC."""
         sql = "SELECT orders FROM order_counts WHERE day = :day AND client = :client"
         row = await self._db.fetch_one(sql, day=day, client=client)
         return row["orders"] if row else 0

@@ -78,7 +78,7 @@ _REOPEN: Final = (
     "UPDATE webhooks SET failures = 0, failing_since = NULL, due_at = 0, ended_at = NULL"
     f" WHERE order_seq = {_SEQ}"
 )
-_HURRY: Final = (
+_BRING_FORWARD: Final = (
     "UPDATE webhook_deliveries SET due_at = 0 WHERE state = 'pending' AND due_at > :beyond",
     "UPDATE webhooks SET due_at = 0 WHERE due_at > :beyond",
 )
@@ -267,9 +267,9 @@ class WebhookStore:
             statements += end_statements(delivery.order_id, now)
         await self._db.write(statements)
 
-    async def hurry(self, beyond: int) -> None:
+    async def bring_forward(self, beyond: int) -> None:
         """Make messages due now that are due later than ``beyond``: the clock was set back."""
-        await self._db.write([Statement(sql, {"beyond": beyond}) for sql in _HURRY])
+        await self._db.write([Statement(sql, {"beyond": beyond}) for sql in _BRING_FORWARD])
 
     async def webhook(self, order_id: str) -> BookedWebhook | None:
         """The webhook of an order."""

@@ -1,4 +1,4 @@
-"""Withdrawals as rows, each with the reservation of what it takes while it is open.
+"""Withdrawals as rows, each with its reservation while it is open.
 
 A withdrawal and its reservation are written by one commit, as are its signed bytes and the wallet's
 own record of them.
@@ -76,10 +76,10 @@ class WithdrawalStore:
         return (row["network"], row["address"], int(row["units"])) if row else None
 
     async def add(self, item: Withdrawal, most: int | None) -> None:
-        """Commit a planned withdrawal and its reservation, if all that is reserved on the network
-        is within ``most`` units then; None: any.
+        """Commit a planned withdrawal and its reservation, if all reservations on the network stay
+        within ``most`` units; None: any.
 
-        Raises StaleWrite when it is not, when the id is taken, or when the network has an open
+        Raises StaleWrite when they do not, when the id is taken, or when the network has an open
         one: nothing was changed.
         """
         statements = [Statement(_ADD, _values(item), finds=True), *_reserving(item)]

@@ -113,7 +113,9 @@ class Annotations:
         return may_pay(books, network, txid, (), units) if units else []
 
     async def _audited(self) -> Books:
-        """All orders and payments, as the auditor reads them: in a thread, since it reads all."""
+        """Return all orders and payments, as the auditor reads them: in a thread, since it reads
+        all.
+        """
         if self._settings.postgresql_url is not None:
             return await read_books_of(self._db)
         return await asyncio.to_thread(read_books, self._settings.data_dir)

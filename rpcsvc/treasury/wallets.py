@@ -57,6 +57,9 @@ _NEVER: Final = 2**63
 Json = dict[str, Any]
 
 
+# --- the plan of moves ---------------------------------------------------------------------------
+
+
 class Position(Struct, frozen=True):
     """The inventory of one network, in atomic units.
 
@@ -163,6 +166,9 @@ def _move(
     return Move(source, to, units, arrives) if arrives else None
 
 
+# --- positions from settings, records and nodes --------------------------------------------------
+
+
 class PositionBuilder:
     """Makes the positions of networks, all with the same window and targets."""
 
@@ -202,6 +208,9 @@ class PositionBuilder:
         )
 
 
+# --- the plan as JSON ----------------------------------------------------------------------------
+
+
 def plan_view(
     positions: Sequence[Position], rate: int | None, settings: InventorySettings, now: int
 ) -> Json:
@@ -234,7 +243,7 @@ def _position_view(position: Position, plan: Plan, now: int) -> Json:
 
 
 def _dry_at(position: Position, now: int) -> str | None:
-    """None also where what is free lasts for more than a year."""
+    """Return when the free units run out; None also where they last for more than a year."""
     dry_in = position.dry_in_ms
     return None if dry_in is None or dry_in > 365 * DAY_MS else iso8601(now + dry_in)
 
@@ -255,6 +264,9 @@ def _move_view(move: Move, now: int) -> Json:
             f" target {format_units(to.target or 0, to.asset)}{runs_dry}"
         ),
     }
+
+
+# --- inspecting all nodes and wallets ------------------------------------------------------------
 
 
 class WalletFindings(Struct, frozen=True):
@@ -304,6 +316,9 @@ async def read_wallets(
     native = {chain.name: chain.native_token for chain in served.all()}
     paid_in = tuple(native[item.network.name] for item in networks)
     return WalletFindings(options, monero, tuple(networks), paid_in)
+
+
+# --- the treasury --------------------------------------------------------------------------------
 
 
 class _Books(Struct, frozen=True):
@@ -427,6 +442,9 @@ class OnchainTreasury(Treasury):
         )
 
 
+# --- one chain each ------------------------------------------------------------------------------
+
+
 def _xmr_view(found: MoneroFound, books: _Books) -> Json:
     held = found.held
     return {
@@ -477,6 +495,9 @@ def _obligations(network: str, asset: Asset, books: _Books) -> Json:
         "waitingForAddress": format_units(due.waiting, asset),
         "ordersWaitingForAddress": due.waiting_orders,
     }
+
+
+# --- with the service ----------------------------------------------------------------------------
 
 
 @asynccontextmanager

@@ -92,10 +92,10 @@ async def test_a_refused_refund_is_tried_again_by_the_operator_only(tmp_path: Pa
         assert blocked["data"]["actionRequired"] == "refund_blocked"
         assert (await order.give_refund_address(OTHER_EVM))["accepted"] is False
 
-        hurry, processor = box.up.worker.hurry, box.up.service.processor
-        assert await retry_transfer(f"{order.order_id}/refund/1", hurry, processor)
+        wake, processor = box.up.worker.wake_transfer, box.up.service.processor
+        assert await retry_transfer(f"{order.order_id}/refund/1", wake, processor)
         await box.settle()
-        assert not await retry_transfer(f"{order.order_id}/refund/1", hurry, processor)
+        assert not await retry_transfer(f"{order.order_id}/refund/1", wake, processor)
 
         status = await order.status()
         assert status["data"]["order"]["status"] == "refunded"

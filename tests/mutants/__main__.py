@@ -61,7 +61,7 @@ def _found_by(mutant: Mutant | None, suite: str, seconds: float) -> str | None:
         for engine, share in _ENGINES.items():
             arguments = ("-m", "tests.simulation", "--engine", engine, "--orders", "25")
             time_up = str(seconds * share)
-            if (how := _run(root, (*arguments, "--seconds", time_up), seconds + 600)) is not None:
+            if (how := _run(root, (*arguments, "--seconds", time_up), seconds + 120)) is not None:
                 return how
     return None
 

@@ -116,7 +116,7 @@ async def test_queued_effect_starts_without_another_tick() -> None:
         driver.due(f"xmr_{number}", XMR)
     await driver.beat()
     assert driver.fake.asked == ["xmr_0"]
-    assert not driver.effects.hurry("xmr_1/payout/1"), "it is next"
+    assert not driver.effects.wake_transfer("xmr_1/payout/1"), "it is next"
     driver.fake.answers.set()
     await driver.effects.drain()
     assert driver.fake.asked == ["xmr_0", "xmr_1", "xmr_2"]

@@ -23,13 +23,13 @@ async def test_retried_transfer_runs_at_once_and_restarts_its_pauses(
         assert await effects.start_due() == 1
         await effects.drain()
         assert await effects.start_due() == 0
-        assert effects.hurry(TRANSFER)
+        assert effects.wake_transfer(TRANSFER)
         assert await effects.start_due() == 1
         await effects.drain()
     assert stuck.calls == 2
 
 
-async def test_transfer_hurried_at_another_replica_runs_at_once(
+async def test_transfer_woken_at_another_replica_runs_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with sandbox(tmp_path) as box:
@@ -38,9 +38,7 @@ async def test_transfer_hurried_at_another_replica_runs_at_once(
         stuck.gate.set()
         assert await effects.start_due() == 1
         await effects.drain()
-        monkeypatch.setattr(
-            box.up.service.store, "take_hurried", AsyncMock(return_value=[TRANSFER])
-        )
+        monkeypatch.setattr(box.up.service.store, "take_woken", AsyncMock(return_value=[TRANSFER]))
         await effects.find()
         assert await effects.start_due() == 1
         await effects.drain()
@@ -53,8 +51,8 @@ async def test_a_transfer_that_is_being_worked_on_is_left_alone(tmp_path: Path) 
         effects = runner(box, stuck, clock)
         assert await effects.start_due() == 1
         await asyncio.sleep(0)
-        assert not effects.hurry(TRANSFER)
-        assert not effects.hurry("ord_2/payout/1")
+        assert not effects.wake_transfer(TRANSFER)
+        assert not effects.wake_transfer("ord_2/payout/1")
         assert await effects.start_due() == 0
         stuck.gate.set()
         await effects.drain()
@@ -69,7 +67,7 @@ async def test_retried_transfer_goes_first_and_others_keep_their_time(tmp_path: 
         effects.schedule("ord_2", [AdvanceTransfer("ord_2/payout/1")])
         assert await effects.start_due() == 2
         await effects.drain()
-        assert effects.hurry("ord_2/payout/1")
+        assert effects.wake_transfer("ord_2/payout/1")
         assert await effects.start_due() == 1
         await effects.drain()
         clock.now += 60_000

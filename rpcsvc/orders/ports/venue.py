@@ -313,7 +313,7 @@ class Venue(Protocol):
         ...
 
     async def confirmations(self, order: Order) -> Confirmations | None:
-        """How far an order's deposits are confirmed; None where the venue watches none."""
+        """Return how far an order's deposits are confirmed; None where the venue watches none."""
         ...
 
     async def health(self) -> Mapping[str, Health]:
@@ -325,7 +325,8 @@ class Venue(Protocol):
         ...
 
     async def networks(self) -> Mapping[str, Health]:
-        """Whether orders can be settled on each network now, without details: for the public.
+        """Return whether orders can be settled on each network now, without details: for the
+        public.
 
         A network is missing where nothing is known about it.
         """

@@ -107,14 +107,14 @@ class EffectRunner:
         """Schedule what other replicas have committed, once a second; returns 0: not work yet.
 
         An effect that ended since it was read runs once more, and finds nothing left to do. A
-        transfer that an operator hurried at another replica runs now.
+        transfer that an operator woke at another replica runs now.
         """
         now = steady_ms()
         if now >= self._find_at:
             self._find_at = now + FIND_MS
             await self.recover()
-            for transfer_id in await self._store.take_hurried():
-                self.hurry(transfer_id)
+            for transfer_id in await self._store.take_woken():
+                self.wake_transfer(transfer_id)
         return 0
 
     async def start_due(self) -> int:
@@ -162,7 +162,7 @@ class EffectRunner:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    def hurry(self, transfer_id: str) -> bool:
+    def wake_transfer(self, transfer_id: str) -> bool:
         """Move a transfer to the next pass instead of after its pause; returns whether it waited.
 
         One that is being worked on, or is the wallet's next, is left alone: nothing ever runs
@@ -241,7 +241,7 @@ class EffectRunner:
                 self._push(pending, due)
 
     async def _carry_out(self, pending: PendingEffect) -> Then | int:
-        """How it goes on: an integer is when, in ms since the epoch."""
+        """Return how it goes on: an integer is when, in ms since the epoch."""
         match pending.effect:
             case AdvanceTransfer():
                 done = await self._payouts.advance(pending.order_id, pending.effect)
@@ -280,7 +280,7 @@ class EffectRunner:
 
     @staticmethod
     def _retry_ms(order: Order) -> int:
-        """How long a chunk that has no fair rate waits for its next try: one interval."""
+        """Return how long a chunk that has no fair rate waits for its next try: one interval."""
         return order.terms.twap.interval_ms if order.terms.twap else MAX_BACKOFF_MS
 
     async def _reprice(self, order_id: str, effect: PriceLateDeposit) -> Then:
@@ -333,14 +333,14 @@ class WalletQueue:
 
 
 async def retry_transfer(
-    transfer_id: str, hurry: Callable[[str], Awaitable[bool]], processor: OrderProcessor
+    transfer_id: str, wake: Callable[[str], Awaitable[bool]], processor: OrderProcessor
 ) -> bool:
     """Move a transfer to the front of its schedule; return whether it, or its order's refund to the
     agreed address, goes on now.
 
     Nothing is signed here. Raises errors.Unavailable.
     """
-    if await hurry(transfer_id):
+    if await wake(transfer_id):
         return True
     try:
         await processor.apply(order_of(transfer_id), RefundRetried())

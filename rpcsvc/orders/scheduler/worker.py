@@ -80,16 +80,16 @@ class Worker:
         for runner in self._runners:
             await runner.drain()
 
-    async def hurry(self, transfer_id: str) -> bool:
+    async def wake_transfer(self, transfer_id: str) -> bool:
         """Move a transfer to the next pass instead of after its pause; whether it waited."""
-        return any(runner.hurry(transfer_id) for runner in self._runners)
+        return any(runner.wake_transfer(transfer_id) for runner in self._runners)
 
     def wake(self) -> None:
         """Start the next pass now instead of at the end of the interval."""
         self._wake.set()
 
     def health(self) -> Health:
-        """Whether the last pass succeeded for every order and no pass hangs."""
+        """Return whether the last pass succeeded for every order and no pass hangs."""
         stall = self.stall()
         if not stall.ok:
             return stall
@@ -98,7 +98,7 @@ class Worker:
         return self._quarantine.health()
 
     def stall(self) -> Health:
-        """Not ok while one pass lasts too long."""
+        """Return the health: not ok while one pass lasts too long."""
         lasts = 0 if self._pass_began is None else steady_ms() - self._pass_began
         if lasts < LONG_PASS_MS:
             return Health(True)
@@ -192,6 +192,9 @@ async def _kept_up(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         except Exception:
             log.exception("background_work_failed")
             await asyncio.sleep(RESTART_SECONDS)
+
+
+# --- steps that time makes due -------------------------------------------------------------------
 
 
 class Deadlines:

@@ -230,7 +230,7 @@ class SandboxEngine(Wallets, RateSource):
             return self._observation(shown, now)
 
     def _observation(self, shown: Sequence[DepositSighting], now: int) -> Observation:
-        """All there is: these chains hide nothing."""
+        """Return an observation of these deposits: these chains hide nothing."""
         return Observation(shown, dict.fromkeys(self.networks, now))
 
     @override
@@ -369,9 +369,10 @@ class SandboxEngine(Wallets, RateSource):
             return (await self._chain(network)).balance + leaving
 
     async def room(self, network: str) -> int:
-        """How much more the wallet may be sent, so that its balance can always be stored.
+        """Return how many more units the wallet may be sent, so that its balance can always be
+        stored.
 
-        Only for who holds ``moving``.
+        Only for a holder of ``moving``.
         """
         coming = sum(
             tx.units
@@ -426,6 +427,9 @@ def _decode(transfer: Transfer, now: int) -> Tx:
         fee=body["fee"],
         broadcast_at=now,
     )
+
+
+# --- signed authorizations -----------------------------------------------------------------------
 
 
 class SimulatedAuthorizations(AuthorizationWallets):

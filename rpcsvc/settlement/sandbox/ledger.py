@@ -141,7 +141,7 @@ class Tx(Struct, frozen=True):
 
     @property
     def balance_effect(self) -> int:
-        """What it does to the service's wallet once it is mined, in atomic units."""
+        """The change of the service's wallet once the transaction is mined, in atomic units."""
         return self.units if self.kind is TxKind.DEPOSIT else -(self.units + self.fee)
 
 
@@ -190,34 +190,34 @@ async def on_current(change: Callable[[], Awaitable[T]]) -> T:
 class SandboxLedger:
     """Keeps the simulated chains. Reads are of committed state; writes are durable on return.
 
-    A write raises StaleWrite, and changes nothing, if another replica changed since what it is
-    based on.
+    A write raises StaleWrite, and changes nothing, if another replica has changed the rows that it
+    is based on.
     """
 
     def __init__(self, database: Tables) -> None:
         self._db = database
 
     async def chains(self) -> list[SimulatedChain]:
-        """All chains."""
+        """Return all chains."""
         rows = await self._db.fetch(f"SELECT {', '.join(_CHAIN)} FROM sandbox_chains")
         return [from_row(SimulatedChain, row) for row in rows]
 
     async def transaction(self, network: str, txid: str) -> Tx | None:
-        """One transaction."""
+        """Return a transaction by its id."""
         row = await self._db.fetch_one(f"{_SELECT_TX} WHERE {_IS_TX}", network=network, txid=txid)
         return from_row(Tx, row) if row else None
 
     async def watched(self) -> list[Tx]:
-        """All transactions that the service still watches, oldest first."""
+        """Return all transactions that the service still watches, oldest first."""
         return await self._txs("WHERE watched = 1 ORDER BY seq")
 
     async def transactions_to(self, network: str, recipient: str) -> list[Tx]:
-        """All transactions to an address, oldest first."""
+        """Return all transactions to an address, oldest first."""
         where = "WHERE network = :network AND recipient = :recipient ORDER BY seq"
         return await self._txs(where, network=network, recipient=recipient)
 
     async def mined_above(self, network: str, height: int) -> list[Tx]:
-        """All transactions in blocks above ``height``."""
+        """Return all transactions in blocks above ``height``."""
         where = (
             "WHERE network = :network AND state = 'mined' AND block_height > :height ORDER BY seq"
         )
@@ -233,12 +233,12 @@ class SandboxLedger:
         return int(row["blocks"]) if row else 0
 
     async def has_fault(self, order_id: str, fault: Fault) -> bool:
-        """Whether a fault waits for the order."""
+        """Return whether a fault waits for the order."""
         sql = f"SELECT 1 FROM sandbox_faults WHERE {_IS_FAULT}"
         return await self._db.fetch_one(sql, order_id=order_id, fault=fault.value) is not None
 
     async def settings(self) -> dict[Setting, int]:
-        """All settings that were changed."""
+        """Return all settings that were changed."""
         rows = await self._db.fetch("SELECT name, value FROM sandbox_settings")
         return {Setting(row["name"]): row["value"] for row in rows}
 

@@ -1,12 +1,9 @@
 """An upstream's answers as strict models: types, amounts, times, statuses, and above all addresses.
 
 A deposit address must be good for the network on which the user pays, and a payout address must be
-the one that was asked for. What is wrong raises UpstreamBroken, which names the field and never
-quotes its value. Fields that the specification does not have are ignored. An unknown status is
-UNKNOWN, never guessed: a wrong guess would report money that has not arrived.
-
-Amounts are atomic units, times are ms since the epoch, other numbers are exact decimals.
-Sources: spec 2.4 (fields), spec 3.2 and 3.3 (statuses), and spellings of the public API.
+the requested one. A wrong answer raises UpstreamBroken, which names the field and never quotes its
+value. Fields that the specification does not have are ignored. An unknown status is UNKNOWN, never
+guessed: a wrong guess would report money that has not arrived.
 """
 
 from __future__ import annotations
@@ -83,7 +80,7 @@ class PayableNetworks(Struct, frozen=True):
 
 
 def is_id(text: str) -> bool:
-    """Whether ``text`` can be an upstream's id: safe in a path and in a log line."""
+    """Return whether ``text`` can be an upstream's id: safe in a path and in a log line."""
     return _ID.fullmatch(text) is not None
 
 

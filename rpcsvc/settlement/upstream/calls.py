@@ -88,6 +88,9 @@ CALLER_CODES: Final = frozenset(_WORDS)
 _OWN_FIELDS: Final = ("field", "received", "allowed")
 
 
+# --- payments by x402 ----------------------------------------------------------------------------
+
+
 class _Extra(Part):
     name: Text
     version: Text
@@ -121,10 +124,10 @@ def read_funding(answer: UpstreamAnswer) -> FundingAnswer:
 
 
 def offered_domain(header: str, terms: Terms, names: NetworkNames, due: int) -> Domain:
-    """The EIP-712 domain to sign for, by the header PAYMENT-REQUIRED. Raises UpstreamBroken.
+    """Return the EIP-712 domain to sign for, by the header PAYMENT-REQUIRED. Raises UpstreamBroken.
 
-    An offer is taken only if it pays what is due to this order's own address, in its asset and on
-    its network: an offer of anything else is passed on to nobody.
+    An offer is taken only if it pays the due amount to this order's own address, in its asset and
+    on its network; any other offer is passed on to nobody.
     """
     token = names.token or ""
     bill = x402.Bill(names.chain_id, token, terms.deposit_address, due)
@@ -143,10 +146,10 @@ def offered_domain(header: str, terms: Terms, names: NetworkNames, due: int) -> 
 def payment_header(
     terms: Terms, signed: SignedAuthorization, names: NetworkNames, domain: Domain | None
 ) -> str:
-    """The header PAYMENT-SIGNATURE of an authorization for the order of these terms.
+    """Return the header PAYMENT-SIGNATURE of an authorization for the order of these terms.
 
-    Without ``domain``, after a restart, the usual name is sent: what was passed on before is found
-    by its nonce, and name and version are for the signer alone.
+    Without ``domain``, after a restart, the usual name is sent: an earlier payment is found by its
+    nonce, and name and version are for the signer alone.
     """
     given = signed.authorization
     name, version = (domain.name, domain.version) if domain else _USUAL
@@ -169,6 +172,9 @@ def payment_header(
     }
     payment = x402.payment(offer, {"message": message}, signed.signature)
     return base64.b64encode(orjson.dumps(payment)).decode()
+
+
+# --- calls ---------------------------------------------------------------------------------------
 
 
 class Dialect(Struct, frozen=True):
@@ -211,7 +217,7 @@ class Upstream:
     async def capabilities(
         self, demand: Demand, *, total_ms: int | None = None
     ) -> answers.Capabilities:
-        """The network on which it settles (sandbox, mainnet, stagenet, ...), and what it offers."""
+        """Return its network (sandbox, mainnet, stagenet, ...) and its offer."""
         call = replace(self._call("capabilities"), takes_key=False)
         return await self._client.read(
             call, answers.Capabilities.read, demand=demand, total_ms=total_ms

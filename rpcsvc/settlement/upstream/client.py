@@ -99,7 +99,7 @@ class UpstreamClient:
         await self._transport.__aexit__(kind, error, trace)
 
     def health(self) -> Health:
-        """Whether the upstream answers us, and if not, why."""
+        """Return whether the upstream answers us, and if not, why."""
         if self._key_refused is not None:
             detail = f"The upstream refuses our API key (HTTP {self._key_refused})."
             return Health(ok=False, detail=detail)
@@ -244,7 +244,7 @@ class UpstreamClient:
     async def _repeats(
         self, call: UpstreamCall, attempt: int, error: UpstreamError, deadline: int
     ) -> bool:
-        """Whether to try again: waits first if so."""
+        """Return whether to try again: waits first if so."""
         pause = self._pause_ms(attempt, error)
         in_time = self._timing.now_ms() + pause <= deadline
         if not (error.retryable and in_time and attempt < self._options.attempts):

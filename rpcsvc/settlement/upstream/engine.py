@@ -321,7 +321,7 @@ class UpstreamEngine:
         self.watch.require_known()
 
     async def health(self) -> Health:
-        """Whether the upstream answers, its chains are known, and it is on our network."""
+        """Return whether the upstream answers, its chains are known, and it is on our network."""
         answers = self._client.health()
         return answers if not answers.ok else self.watch.health()
 

@@ -142,7 +142,7 @@ class Follower:
         return readable or self._open.keys()
 
     def _early_ms(self, order_id: str) -> int:
-        """How long an order is left alone yet; 0 when it is due."""
+        """Return how long an order is left alone yet; 0 when it is due."""
         unread = self._unread.get(order_id)
         pause_ms = unread.pause_ms if unread else ASK_EVERY_MS
         early = self._open[order_id] + pause_ms - self._clock.now_ms()

@@ -85,7 +85,7 @@ class Budget:
     """At most ``per_window`` calls in any 60 seconds.
 
     ``reserved`` slots are kept from ROUTINE calls, so that an urgent one seldom waits. ``within``
-    is a budget that they all count for too, beside the calls of others.
+    is a budget that they all count for too, with the calls of others.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Budget:
         self._arrivals = 0
 
     def remember(self, ages_ms: Iterable[int]) -> None:
-        """Count calls that an earlier process made so long ago: a restart resets no limit."""
+        """Count calls that an earlier process made, by their age: a restart resets no limit."""
         now = self._now()
         self._ended_at = sorted([*self._ended_at, *(now - max(0, age) for age in ages_ms)])
 
@@ -205,10 +205,10 @@ class Budget:
 
 
 def shared(per_window: int, *, now: NowMs, sleep: SleepMs) -> tuple[Budget, Budget]:
-    """One limit as two budgets: for what orders need, and for prices.
+    """Return one limit as two budgets: for the needs of orders, and for prices.
 
-    Each may use three quarters of it, so that a quarter is always left to the other. Of the prices,
-    those that no order waits for (ROUTINE) leave a quarter to those that one does.
+    Each may use three quarters of it, so that a quarter is always left to the other. Prices that no
+    order waits for (ROUTINE) leave a quarter to prices that an order waits for.
     """
     whole = Budget(per_window, now=now, sleep=sleep)
     part = per_window - per_window // 4

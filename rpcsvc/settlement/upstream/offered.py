@@ -100,7 +100,7 @@ class NetworkCheck:
         self.require_same()
 
     def health(self) -> Health:
-        """Not ok until the upstream has reported that it is on our network."""
+        """Return the health: not ok until the upstream has reported that it is on our network."""
         if self._reported is None:
             return Health(False, f"The upstream's network is not known: {self._problem}")
         if not self._is_another:
@@ -145,7 +145,7 @@ class OfferedChains(ChainRegistry):
     def offer(self, listed: Iterable[UpstreamChain]) -> tuple[Chain, ...]:
         """Offer the configured chains that are listed, and no others, with the upstream's minimum.
 
-        Returns them; when there are none, what was on offer stays.
+        Returns them; when there are none, the earlier offer stays.
         """
         least = {chain.chain_id: _dollars(chain.min_swap_usd) for chain in listed}
         kept = tuple(
@@ -255,7 +255,9 @@ class ChainWatch:
         return self._network is not None and self._network.takes_signatures
 
     def health(self) -> Health:
-        """Not ok until the upstream has sent its list once and reported our network."""
+        """Return the health: not ok until the upstream has sent its list once and reported our
+        network.
+        """
         if self._network is not None and not (network := self._network.health()).ok:
             return network
         if self._learned_at is None:

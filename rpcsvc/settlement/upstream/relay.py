@@ -89,7 +89,7 @@ POLL_MS: Final = 5_000
 
 
 class Asking(NamedTuple):
-    """The id of an order that is asked for, what it reserves meanwhile, and within which bounds."""
+    """The id of a requested order, its reservation meanwhile, and its bounds."""
 
     order_id: str
     reservation: Reservation
@@ -198,11 +198,12 @@ class Relay:
         return made, created
 
     async def is_in_doubt(self, claim: Claim) -> bool:
-        """Whether the key's call was made before with unknown outcome, and is now made again.
+        """Return whether the key's call was made before with unknown outcome, and is now made
+        again.
 
-        Raises IdempotencyConflict if it was another call: whoever named another destination under
-        the key would get an order of the first caller's session, if any. Raises Unavailable where
-        the call can't be made again.
+        Raises IdempotencyConflict if it was another call: a caller who names another destination
+        under the key would get an order of the first caller's session. Raises Unavailable where the
+        call can't be made again.
         """
         return await self._in_doubt(claim) is not None
 
@@ -333,7 +334,7 @@ class Relay:
                 await self._wake.wait()
 
     async def health(self) -> Health:
-        """Not ok while the outcome of a call is not known."""
+        """Return the health: not ok while the outcome of a call is not known."""
         doubtful = RelayState.RECONCILING
         unwritten = (each for each in self._unwritten.values() if each.state is doubtful)
         count = len(
@@ -351,7 +352,7 @@ def _log_doubt(order_id: str, upstream_id: str | None, reason: str) -> None:
 
 
 def _flaw(created: Created, least: int, most_gas: int, now: int) -> str | None:
-    """Why nobody should pay for the order that the upstream made, if so."""
+    """Return why nobody should pay for the order that the upstream made, if so."""
     if created.is_over:
         return "the upstream made it, and says that it is over"
     if created.expires_at <= now:
@@ -375,6 +376,9 @@ def _used_for(record: RelayRecord, claim: Claim | None) -> RelayRecord:
         operation=claim.operation,
         params=claim.params,
     )
+
+
+# --- signed authorizations -----------------------------------------------------------------------
 
 
 class RelayedAuthorizations(AuthorizationWallets):

@@ -58,7 +58,7 @@ class Created(NamedTuple):
 
 
 class CreationUnknown(Exception):
-    """The upstream may have made the order, or not. ``raw`` is what it answered, if it did."""
+    """The upstream may have made the order, or not. ``raw`` is its answer, if it gave one."""
 
     def __init__(self, reason: str, *, upstream_id: str | None = None, raw: bytes = b"") -> None:
         super().__init__(reason)

@@ -75,14 +75,17 @@ _JSON_TYPE: Final = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json\s*(?:;.*)?"
 _NOT_A_REFUSAL: Final = frozenset({408, 425, 499})
 
 
+# --- failures ------------------------------------------------------------------------------------
+
+
 def is_about_unfunded(details: Mapping[str, Any]) -> bool:
-    """Whether another rpcsvc refuses because of orders without a deposit."""
+    """Return whether another rpcsvc refuses because of orders without a deposit."""
     return details.get("reason") == UNFUNDED_REASON
 
 
 def is_about_calls(details: Mapping[str, Any]) -> bool:
-    """Whether HTTP 429 is about the number of calls, and not about what another rpcsvc counts
-    beside them.
+    """Return whether HTTP 429 is about the number of calls, and not about what another rpcsvc
+    counts beside them.
     """
     return details.get("reason") not in (UNFUNDED_REASON, TICKETS_REASON)
 
@@ -205,6 +208,9 @@ class RemoteError(Struct, frozen=True):
     code: str | None
     message: str
     details: Mapping[str, Any] = field(default_factory=dict)
+
+
+# --- the exchange --------------------------------------------------------------------------------
 
 
 class ClientOptions(Redacted, frozen=True):
@@ -388,7 +394,7 @@ class UpstreamTransport:
             raise UpstreamBroken(f"The answer is encoded as {self._safe(encoding)}, unasked.")
 
     def is_call_limit(self, reply: RawReply) -> bool:
-        """Whether the upstream refuses more calls, whichever they are."""
+        """Return whether the upstream refuses more calls of any kind."""
         if reply.status != 429:
             return False
         remote = self._remote(reply)

@@ -56,7 +56,7 @@ class Source(Protocol):
         ...
 
     async def count(self, table: Table) -> int:
-        """How many rows a table has."""
+        """Return how many rows a table has."""
         ...
 
 

@@ -18,7 +18,7 @@ class UnknownSchema(Exception):
 
 
 def scripts() -> list[tuple[int, str, str]]:
-    """All migrations as (number, name, SQL), in order."""
+    """Return all migrations as (number, name, SQL), in order."""
     files = (f for f in resources.files(__name__).iterdir() if f.name.endswith(".sql"))
     named = sorted((f.name, f.read_text(encoding="utf-8")) for f in files)
     return [(int(name[:4]), name, sql) for name, sql in named]

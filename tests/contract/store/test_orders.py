@@ -169,7 +169,7 @@ async def test_pending_effects_come_back_with_prepared_transfers_first(
     assert await store.pending_effects() == [second]
 
 
-async def test_hurried_transfer_is_taken_once(store: OrderStore, database: Tables) -> None:
+async def test_woken_transfer_is_taken_once(store: OrderStore, database: Tables) -> None:
     order = fresh(1)
     await store.commit(created(order))
     deposit = DepositKey("monero", "tx", 0)
@@ -179,12 +179,12 @@ async def test_hurried_transfer_is_taken_once(store: OrderStore, database: Table
         order = result.order
         entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
         await store.commit(Change(order=order, view=VIEW, history=entry, effects=result.effects))
-    assert await store.take_hurried() == []
-    assert await store.hurry("ord_1/payout/1")
-    assert not await store.hurry("ord_1/refund/1"), "it is not pending"
-    assert not await store.hurry("ord_2/payout/1"), "there is no such order"
-    assert await store.take_hurried() == ["ord_1/payout/1"]
-    assert await store.take_hurried() == []
+    assert await store.take_woken() == []
+    assert await store.wake_transfer("ord_1/payout/1")
+    assert not await store.wake_transfer("ord_1/refund/1"), "it is not pending"
+    assert not await store.wake_transfer("ord_2/payout/1"), "there is no such order"
+    assert await store.take_woken() == ["ord_1/payout/1"]
+    assert await store.take_woken() == []
 
 
 async def test_overdue_leaves_out_a_deadline_action(

@@ -40,7 +40,7 @@ SCANS: Final = {
     "operator_books._EXTENT": "the restore drill, which counts all orders",
     "operator_books._BY_STATE": "the restore drill, which counts all transfers",
     "operator_books._FLOWS": "rpcsvc treasury plan: a scan if its days are most of the orders",
-    "webhooks._HURRY": "at a start, a take-over, and when the clock was set back by an hour",
+    "webhooks._BRING_FORWARD": "at a start, a take-over, and after the clock was set back an hour",
     "webhooks._BOOKED": "a part of two others; the one that clients cause finds rows by an index",
     "webhooks._IN_STATES": "rpcsvc webhooks",
 }

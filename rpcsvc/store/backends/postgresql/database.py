@@ -213,7 +213,7 @@ class PostgresqlDatabase(Database):
                 raise
 
     async def _is_committed(self, number: int) -> bool:
-        """Whether a group whose COMMIT got no answer was committed.
+        """Return whether a group whose COMMIT got no answer was committed.
 
         A transaction that still runs locks the row, so this waits for its end. It also waits until
         the server can be reached: the caller must get the true outcome, never a guess.

@@ -79,6 +79,9 @@ Values = tuple[Any, ...]
 _TYPES: dict[str, tuple[str, ...]] = {}
 
 
+# --- connections ---------------------------------------------------------------------------------
+
+
 async def connect(url: str, **settings: str) -> Connection:
     """Open a connection; integers of any size are read as int.
 
@@ -116,7 +119,8 @@ def _require_new_enough(connection: Connection) -> None:
 
 
 def is_down(connection: Connection, error: Exception) -> bool:
-    """Whether an error comes from the server or the connection rather than from the statement.
+    """Return whether an error comes from the server or the connection rather than from the
+    statement.
 
     Such a connection is useless, so it is closed.
     """
@@ -130,6 +134,9 @@ def unavailable(error: Exception) -> Unavailable:
     """The error for callers. Its cause stays in the log."""
     log.error("database_unavailable", reason=str(error) or type(error).__name__)
     return Unavailable(UNAVAILABLE)
+
+
+# --- queries -------------------------------------------------------------------------------------
 
 
 class PostgresqlQuery(NamedTuple):
@@ -187,6 +194,9 @@ def batched(text: str, types: Sequence[str]) -> str:
     )
 
 
+# --- lanes ---------------------------------------------------------------------------------------
+
+
 class _Read(NamedTuple):
     queries: Sequence[Query]
     done: asyncio.Future[list[list[Row]]]
@@ -204,7 +214,7 @@ class PostgresqlReader:
         self._closing = False
 
     async def fetch(self, sql: str, **values: Any) -> list[Row]:
-        """All rows of a query over committed state. Raises errors.Unavailable."""
+        """Return all rows of a query over committed state. Raises errors.Unavailable."""
         return (await self.fetch_together([Query(sql, values)]))[0]
 
     async def fetch_one(self, sql: str, **values: Any) -> Row | None:

@@ -179,7 +179,9 @@ async def version_of(connection: asyncpg.Connection[Any]) -> int:
 
 
 async def refusal(connection: asyncpg.Connection[Any]) -> str | None:
-    """Why the service can't use a database and what to do; None if it can, or if it is empty."""
+    """Return why the service can't use a database and what to do; None if it can, or if it is
+    empty.
+    """
     version = await version_of(connection)
     if version:
         application = await connection.fetchval("SELECT application FROM rpcsvc_schema")
@@ -207,7 +209,7 @@ class _Snapshot:
         self._connection = connection
 
     async def fetch(self, sql: str, **values: Any) -> list[Row]:
-        """All rows of a query."""
+        """Return all rows of a query."""
         form = compiled(sql)
         return list(await self._connection.fetch(form.text, *form.bind(values)))
 
@@ -225,7 +227,7 @@ class _Snapshot:
 
 
 async def check_server(url: str) -> list[str]:
-    """All problems of the books at one moment; empty when all is well."""
+    """Return all problems of the books at one moment; empty when all is well."""
     try:
         connection = await connect(url, default_transaction_read_only="on")
     except (DatabaseUnusable, Unavailable) as error:

@@ -103,6 +103,9 @@ _WRITER_PRAGMAS = (
 _PROBE = f"PRAGMA user_version = {NEWEST}"
 
 
+# --- queries and reads ---------------------------------------------------------------------------
+
+
 class SqliteQuery(NamedTuple):
     """SQL with ``?``, and the order of its values.
 
@@ -230,6 +233,9 @@ def report(level: str, event: str, **details: str) -> None:
         getattr(log, level)(event, **details)
 
 
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
 class _Progress(NamedTuple):
     """SQLite's answer: whether others blocked the checkpoint, frames in the log, frames moved."""
 
@@ -325,6 +331,9 @@ class Checkpointer:
         if self._is_well:
             log.warning("checkpoint_failed", reason=str(error))
         self._is_well = False
+
+
+# --- the database --------------------------------------------------------------------------------
 
 
 class BoundRows(NamedTuple):
@@ -612,6 +621,9 @@ def _prepare_file(path: Path) -> None:
         connection.close()
     if applied:
         log.info("database_migrated", migrations=applied)
+
+
+# --- snapshots -----------------------------------------------------------------------------------
 
 
 class Snapshot(SqliteReader):

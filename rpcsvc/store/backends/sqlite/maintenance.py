@@ -21,7 +21,7 @@ class BackupFailed(Exception):
 
 
 def damage_of(path: Path) -> str | None:
-    """Why a file is no backup; None if it is. It may lack the last migrations."""
+    """Return why a file is no backup; None if it is. It may lack the last migrations."""
     if not path.is_file():
         return "there is no such file"
     if (log := log_beside(path)) is not None:
@@ -45,7 +45,7 @@ def log_beside(path: Path) -> str | None:
 
 
 def check_database(data_dir: Path) -> list[str]:
-    """All problems of the database file and the books; empty when all is well."""
+    """Return all problems of the database file and the books; empty when all is well."""
     return list(_problems(data_dir / DATABASE_NAME))
 
 

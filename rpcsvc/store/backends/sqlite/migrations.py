@@ -40,7 +40,9 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def refusal(connection: sqlite3.Connection) -> str | None:
-    """Why the service can't open a database and what to do; None if it can, or if it is empty."""
+    """Return why the service can't open a database and what to do; None if it can, or if it is
+    empty.
+    """
     application, version = _pragma(connection, "application_id"), version_of(connection)
     if application == APPLICATION_ID:
         if version <= NEWEST:
