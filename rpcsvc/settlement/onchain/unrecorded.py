@@ -51,7 +51,7 @@ _UNATTRIBUTED: Final = (
 
 
 class UnrecordedLedger:
-    """The rows of those who look for what is not on record. All may raise errors.Unavailable."""
+    """The rows about transactions that are not on record. All may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -62,7 +62,7 @@ class UnrecordedLedger:
         return [row["txid"] for row in await self._db.fetch(sql, network=network)]
 
     async def not_on_record(self, txids: Collection[str]) -> list[str]:
-        """The unrecorded ones of the wallet's Monero transactions, in order.
+        """Return the wallet's Monero transactions that are not on record, in order.
 
         They are no payment of the service, and neither annotated nor acknowledged.
         """
@@ -92,7 +92,7 @@ async def unattributed_deposits(database: Tables) -> list[UnattributedDeposit]:
 
 
 def reason_of(wallet: str) -> str:
-    """Why payouts are paused, and what to do, for the operator."""
+    """Return why payouts are paused, and the operator's next steps."""
     return (
         f"transactions of {wallet} that the database does not know: run rpcsvc audit, then rpcsvc"
         " payouts resume"
@@ -100,9 +100,9 @@ def reason_of(wallet: str) -> str:
 
 
 def pause_for(switch: PauseSwitch, wallet: str) -> bool:
-    """Pause payouts; False when they are paused for another reason, or that can't be written.
+    """Pause payouts; False when they are paused for another reason, or the pause can't be written.
 
-    It is on disk before anything counts as acknowledged: a failed write loses no warning.
+    The pause is on disk before anything counts as acknowledged: a failed write loses no warning.
     """
     if not throw(switch, reason_of(wallet)):
         return False
@@ -127,7 +127,7 @@ class OpenTransfer(Struct, frozen=True):
 
 
 class Adopted(Struct, frozen=True):
-    """A payment that is on record now. ``other_units``: what it paid to others besides."""
+    """A payment that is on record now. ``other_units``: paid to others in addition."""
 
     txid: str
     transfers: tuple[OpenTransfer, ...]
@@ -136,7 +136,7 @@ class Adopted(Struct, frozen=True):
 
 
 def bare_txid(text: str, prefix: str) -> str:
-    """A transaction id in lower case, with ``prefix``. Raises NotAdopted."""
+    """Return a transaction id in lower case, with ``prefix``. Raises NotAdopted."""
     digits = text.lower().removeprefix("0x")
     if not _HEX64.fullmatch(digits):
         raise NotAdopted(

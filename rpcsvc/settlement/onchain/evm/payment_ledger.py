@@ -95,7 +95,7 @@ class EvmEntry(JournalEntry, frozen=True):
 
     @property
     def void(self) -> VoidEntry:
-        """Voids the payment before it is committed."""
+        """The entry that voids the payment before it is committed."""
         return VoidEntry(self.payment.payment_id, self.payment.attempts[0].txid)
 
     @override
@@ -144,7 +144,7 @@ class AttemptEntry(JournalEntry, frozen=True):
 
 
 class SweptEntry(JournalEntry, frozen=True):
-    """How a sweep ended: ``state`` is done or void, ``taken`` USDC units left the address."""
+    """The end of a sweep: ``state`` is done or void, ``taken`` USDC units left the address."""
 
     network: str
     address_index: int
@@ -200,17 +200,19 @@ class EvmPaymentLedger:
     # --- payments ------------------------------------------------------------------------------
 
     async def payment(self, payment_id: str) -> EvmPayment | None:
-        """One payment."""
+        """Return a payment by its id; None if it is not on record."""
         found = await self._payments("WHERE payment_id = :payment_id", payment_id=payment_id)
         return found[0] if found else None
 
     async def payments_in(self, network: str, *states: EvmPaymentState) -> list[EvmPayment]:
-        """A network's payments in these states, lowest nonce first."""
+        """Return a network's payments in these states, lowest nonce first."""
         where = "WHERE network = :network AND state IN :states ORDER BY nonce, seq"
         return await self._payments(where, network=network, states=states)
 
     async def settled_above(self, network: str, number: int) -> list[EvmPayment]:
-        """Settled payments in blocks above a number or in no block, except those closed by hand."""
+        """Return settled payments in blocks above a number or in no block, except those closed by
+        hand.
+        """
         where = (
             "WHERE network = :network AND state = 'settled'"
             " AND (block_number > :number OR block_number IS NULL)"
@@ -219,7 +221,7 @@ class EvmPaymentLedger:
         return await self._payments(where, network=network, number=number)
 
     async def next_nonce(self, network: str, sender: str) -> int:
-        """One more than the highest nonce of the sender's payments; 0 before the first."""
+        """Return one more than the highest nonce of the sender's payments; 0 before the first."""
         row = await self._db.fetch_one(
             "SELECT max(nonce) AS highest FROM evm_payments"
             " WHERE network = :network AND sender = :sender",
@@ -286,7 +288,7 @@ class EvmPaymentLedger:
         await self._db.write([Statement(_PUT_PAYMENT, _payment_values(payment))])
 
     async def authorization_gas(self, network: str, at: int) -> list[GasUse]:
-        """Gas of each authorization whose payment was prepared since a time (ms)."""
+        """Return the gas of each authorization whose payment was prepared since a time (ms)."""
         return [_gas_use(row) for row in await self._db.fetch(_SELECT_GAS, network=network, at=at)]
 
     async def _payments(self, where: str, **values: Any) -> list[EvmPayment]:
@@ -309,8 +311,8 @@ class EvmPaymentLedger:
         ]
 
     async def unswept_of(self, network: str, address_index: int) -> int:
-        """Confirmed deposits of an address less what sweeps took; a sweep under way counts as
-        nothing.
+        """Return the confirmed deposits of an address less the units swept; an open sweep counts as
+        0.
         """
         row = await self._db.fetch_one(
             "SELECT unswept FROM evm_holdings"

@@ -1,8 +1,8 @@
-"""The client of monerod, and strict models of what it answers.
+"""The client of monerod, and strict models of its answers. Written for and tested with Monero 0.18.
 
-Written for and tested with Monero 0.18. Amounts are piconero (10^-12 XMR), heights count from 0,
-hashes, keys and transactions are lower-case hex. Every method raises RpcFailure (daemon_rpc.py).
-Source: the daemon RPC documentation at getmonero.org.
+Amounts are piconero (10^-12 XMR), heights count from 0, hashes, keys and transactions are
+lower-case hex. Every method raises RpcFailure (daemon_rpc.py). Source: the daemon RPC documentation
+at getmonero.org.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class PoolTransaction:
 
 @dataclass(frozen=True, slots=True)
 class FeeEstimate:
-    """Fees in piconero per byte, for priorities 1 to 4; fees are rounded up to ``quantum``."""
+    """The fees in piconero per byte, for priorities 1 to 4; fees are rounded up to ``quantum``."""
 
     per_byte: tuple[int, ...]
     quantum: int
@@ -208,7 +208,7 @@ class _Place:
 
     @property
     def height(self) -> int | None:
-        """In the pool it has none, whatever the node says under block_height."""
+        """The height of its block; None in the pool, whatever the node says under block_height."""
         return None if self.in_pool else self.block_height
 
 
@@ -400,6 +400,6 @@ def _submission(status: str, flags: tuple[str, ...]) -> MoneroSubmission:
 
 
 def _batches(items: Sequence[str]) -> Iterable[list[str]]:
-    """In parts as large as a restricted node takes."""
+    """Yield parts as large as a restricted node takes."""
     for at in range(0, len(items), _HASHES_PER_CALL):
         yield list(items[at : at + _HASHES_PER_CALL])

@@ -135,7 +135,7 @@ class WalletClient:
         await self._act("close_wallet")
 
     async def store(self) -> None:
-        """Write the open wallet to its file. Until then a kill undoes what it learned."""
+        """Write the open wallet to its file. Until then a kill undoes its last changes."""
         await self._act("store")
 
     async def seed(self) -> str:
@@ -223,7 +223,7 @@ class WalletClient:
         answer = await self._read("validate_address", params)
         return self._model(AddressCheck, "validate_address", answer)
 
-    # --- what came in and went out -------------------------------------------------------------
+    # --- transfers and outputs -----------------------------------------------------------------
 
     async def transfers(
         self,
@@ -311,10 +311,10 @@ class WalletClient:
         return self._model(PreparedPayment, "sweep_single", answer)
 
     async def relay(self, metadata: str) -> str:
-        """Publish a prepared payment through the wallet, which notes it; the transaction id.
+        """Publish a prepared payment through the wallet, which notes it; return the transaction id.
 
-        At most once per payment, then ``store``: for one that is mined the wallet reports success
-        and books it a second time, for good. After that, MonerodClient.submit.
+        At most once per payment, then ``store``: for a mined payment the wallet reports success and
+        books it a second time, permanently. After that, MonerodClient.submit.
         """
         answer = await self._act("relay_tx", {"hex": metadata})
         return self._field(TEXT, "relay_tx", answer, "tx_hash")

@@ -1,8 +1,7 @@
-"""What monero-wallet-rpc answers, as strict models: transfers, outputs, balances, error codes.
+"""The answers of monero-wallet-rpc as strict models: transfers, outputs, balances, error codes.
 
-Amounts are piconero (10^-12 XMR), heights count from 0, hashes, keys and transactions are lower-
-case hex.
-Source: the wallet RPC documentation at getmonero.org.
+Amounts are piconero (10^-12 XMR), heights count from 0, hashes, keys and transactions are
+lower-case hex. Source: the wallet RPC documentation at getmonero.org.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def _kind(value: Any) -> WalletTransferKind:
 
 
 def _height(value: Any) -> int | None:
-    """The wallet gives 0 for what is in no block."""
+    """Return a height; None for 0, which the wallet gives outside of a block."""
     if type(value) is not int or value < 0:
         raise ValueError("it is no whole number")
     return value or None
@@ -170,7 +169,7 @@ class OutputFilter(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output that the wallet received. ``key_image`` is what spending it shows."""
+    """An output that the wallet received. ``key_image`` is shown when it is spent."""
 
     txid: Annotated[Text, named("tx_hash")]
     global_index: Whole
