@@ -42,6 +42,12 @@ from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 # Questions under way at once.
 _AT_ONCE: Final = 8
 T = TypeVar("T")
+_GET_LOGS: Final = "eth_getLogs"
+# Of several nodes behind one address some lag: for the blocks that one lacks it gives no events and
+# no error. So the blocks of this time are read again by the next audit.
+_LAG_SECONDS: Final = 30
+_MOST_ADDRESSES: Final = 500
+_WIDEST_SPAN: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +168,6 @@ async def each(items: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list
                 raise answer
             answers.append((item, answer))
     return answers
-
-
-_GET_LOGS: Final = "eth_getLogs"
-# Of several nodes behind one address some lag: for the blocks that one lacks it gives no events and
-# no error. So the blocks of this time are read again by the next audit.
-_LAG_SECONDS: Final = 30
-_MOST_ADDRESSES: Final = 500
-_WIDEST_SPAN: Final = 1 << 20
 
 
 class _ScannedEvents(Struct):

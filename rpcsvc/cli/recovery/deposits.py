@@ -34,6 +34,9 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.store.database import Tables
 
+_EVM_AT_ONCE = 500
+_TICK_SECONDS = 1.0
+
 
 def skip_addresses(context: Context) -> int:
     """Run ``deposits skip``. Raises UsageError and Unreachable."""
@@ -106,9 +109,6 @@ async def _reread(settings: Settings, database: Tables, network: str, first: int
 
 # Takes the present step, for a person to read.
 Progress = Callable[[str], None]
-
-_EVM_AT_ONCE = 500
-_TICK_SECONDS = 1.0
 
 
 async def skip_monero(

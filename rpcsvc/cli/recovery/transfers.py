@@ -50,6 +50,18 @@ from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations
 
+_UNPAID: Final = (TransferState.FAILED, TransferState.CANCELLED)
+_ADD: Final = (
+    "INSERT INTO closed_by_hand (transfer_id, txid, note, at, kid, signature)"
+    " VALUES (:transfer_id, :txid, :note, :at, :kid, :signature) ON CONFLICT DO NOTHING"
+)
+_IS_OPEN: Final = (
+    "SELECT 1 FROM transfers WHERE transfer_id = :transfer_id"
+    " AND state NOT IN ('planned', 'failed', 'cancelled')"
+    " AND transfer_id NOT IN (SELECT transfer_id FROM closed_by_hand)"
+)
+_IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = :transfer_id"
+
 
 def adopt(context: Context) -> int:
     """Run ``payouts adopt``. Raises UsageError and Unreachable; then nothing was changed."""
@@ -180,19 +192,6 @@ class _Adoption:
             await clients.enter_async_context(served.client)
             adoption = EvmAdoption(connection, ledger, wallet.hot_address, self._clock)
             return await adoption.adopt(opened, txid, self._record)
-
-
-_UNPAID: Final = (TransferState.FAILED, TransferState.CANCELLED)
-_ADD: Final = (
-    "INSERT INTO closed_by_hand (transfer_id, txid, note, at, kid, signature)"
-    " VALUES (:transfer_id, :txid, :note, :at, :kid, :signature) ON CONFLICT DO NOTHING"
-)
-_IS_OPEN: Final = (
-    "SELECT 1 FROM transfers WHERE transfer_id = :transfer_id"
-    " AND state NOT IN ('planned', 'failed', 'cancelled')"
-    " AND transfer_id NOT IN (SELECT transfer_id FROM closed_by_hand)"
-)
-_IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = :transfer_id"
 
 
 def close(context: Context) -> int:

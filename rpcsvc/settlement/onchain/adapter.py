@@ -28,6 +28,11 @@ from rpcsvc.orders.ports.wallets import (
 
 log = structlog.get_logger(__name__)
 
+# A pass waits no longer for one adapter: the other's deposits and all payouts wait with it.
+SCAN_TIMEOUT_SECONDS: Final = 2.0
+# A scan takes milliseconds; after this long its node hangs or catches up.
+HANGS_SECONDS: Final = 15.0
+
 
 class Payments(Protocol):
     """The payments of one network, each on record before it is published.
@@ -178,12 +183,6 @@ def together(looks: Iterable[Observation]) -> Observation:
         [sighting for part in parts for sighting in part.sightings],
         {network: at for part in parts for network, at in part.complete_until.items()},
     )
-
-
-# A pass waits no longer for one adapter: the other's deposits and all payouts wait with it.
-SCAN_TIMEOUT_SECONDS: Final = 2.0
-# A scan takes milliseconds; after this long its node hangs or catches up.
-HANGS_SECONDS: Final = 15.0
 
 
 class AdapterWatch:

@@ -50,6 +50,7 @@ _LONGEST_QUOTE: Final = 300
 _CONNECTIONS: Final = 16
 
 T = TypeVar("T")
+_MINUTE_MS: Final = 60_000
 
 
 class RpcFailure(Exception):
@@ -399,9 +400,6 @@ def _words(error: BaseException) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
-
-
-_MINUTE_MS: Final = 60_000
 
 
 class StallDetector:

@@ -34,6 +34,14 @@ _SIGNED: Final = (MONERO_PAYMENT, EVM_PAYMENT, EVM_ATTEMPT)
 
 
 Entry = MoneroEntry | EvmEntry | AttemptEntry | VoidEntry | SweptEntry | AddressesEntry
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Entry]]] = {
+    MONERO_PAYMENT: MoneroEntry.read,
+    EVM_PAYMENT: EvmEntry.read,
+    EVM_ATTEMPT: AttemptEntry.read,
+    VOID: lambda body: VoidEntry(body["payment"], body["txid"]),
+    SWEPT: SweptEntry.read,
+    ADDRESSES: lambda body: AddressesEntry(body["network"], body["to"]),
+}
 
 
 def from_body(body: Mapping[str, Any]) -> Entry | None:
@@ -149,13 +157,3 @@ def _claims(entry: Entry, void: Collection[tuple[str, str]]) -> set[str]:
     if isinstance(entry, EvmEntry):
         return {entry.payment.payment_id}
     return set()
-
-
-_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Entry]]] = {
-    MONERO_PAYMENT: MoneroEntry.read,
-    EVM_PAYMENT: EvmEntry.read,
-    EVM_ATTEMPT: AttemptEntry.read,
-    VOID: lambda body: VoidEntry(body["payment"], body["txid"]),
-    SWEPT: SweptEntry.read,
-    ADDRESSES: lambda body: AddressesEntry(body["network"], body["to"]),
-}

@@ -21,6 +21,9 @@ from rpcsvc.settlement.onchain.monero.records import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, read_held
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 
+_WEI_DIGITS: Final = 18
+_BLOCK_MINUTES: Final = 2
+
 
 class XmrHeld(Struct, frozen=True):
     """The wallet's balance, in piconero. ``outputs`` counts all that could be listed, ``large``
@@ -165,10 +168,6 @@ async def inspect_network(
     return NetworkFound(
         network, None, HotBalances(ether, units, top.number), connection.paused, blacklisted
     )
-
-
-_WEI_DIGITS: Final = 18
-_BLOCK_MINUTES: Final = 2
 
 
 class ReadinessCheck(Struct, frozen=True):

@@ -21,17 +21,6 @@ from rpcsvc.store.rows import from_row
 
 log = structlog.get_logger(__name__)
 
-
-class UnattributedDeposit(Struct, frozen=True):
-    """A confirmed deposit that is of no order. ``order_id``: whose address it came to, if any's."""
-
-    network: str
-    txid: str
-    address: str
-    units: int
-    order_id: str | None
-
-
 _ACKNOWLEDGE_TRANSACTION: Final = (
     f"{insert('acknowledged_transactions', ('network', 'txid', 'at'))} ON CONFLICT DO NOTHING"
 )
@@ -48,6 +37,17 @@ _UNATTRIBUTED: Final = (
     "  WHERE e.network = s.network AND e.txid = s.txid)"
     " ORDER BY s.network, s.txid, s.position LIMIT 1000"
 )
+_HEX64: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class UnattributedDeposit(Struct, frozen=True):
+    """A confirmed deposit that is of no order. ``order_id``: whose address it came to, if any's."""
+
+    network: str
+    txid: str
+    address: str
+    units: int
+    order_id: str | None
 
 
 class UnrecordedLedger:
@@ -108,9 +108,6 @@ def pause_for(switch: PauseSwitch, wallet: str) -> bool:
         return False
     log.error("payouts_paused_by_unrecorded_transactions", wallet=wallet)
     return True
-
-
-_HEX64: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class NotAdopted(Exception):

@@ -40,6 +40,17 @@ _AUTHORIZATION_LENGTH: Final = 3
 # The percentage by which Geth, Reth and Nethermind want both fees of a replacement raised, unless
 # configured otherwise.
 _USUAL_RULE: Final = 10
+GET_L1_FEE: Final = usdc.selector("getL1Fee(bytes)")
+_WORD_BYTES: Final = 32
+# Fields not known before signing are taken at their widest: each byte is paid for.
+_NONCE: Final = 2**24 - 1
+_FEE: Final = 2**40 - 1
+# An account that holds nothing: a transfer to it writes a new balance, which costs the most.
+_NOBODY: Final = usdc.read_address(bytes(12) + usdc.keccak256(b"nobody")[12:])
+# An amount of many digits: where bytes are paid for, it costs the most.
+_MUCH: Final = 2**40 - 1
+_OPENING: Final = ("network", "sender", "block_number", "block_hash", "nonce", "wei")
+_PUT_OPENING: Final = upsert("evm_openings", _OPENING, ("network", "sender"))
 
 
 class GasPrice(Struct, frozen=True):
@@ -119,13 +130,6 @@ def _bounded(moment: FeeData, least: GasPrice, gas: int, highest_cost: int) -> G
     return GasPrice(max(needed, min(usual, highest)), tip)
 
 
-GET_L1_FEE: Final = usdc.selector("getL1Fee(bytes)")
-_WORD_BYTES: Final = 32
-# Fields not known before signing are taken at their widest: each byte is paid for.
-_NONCE: Final = 2**24 - 1
-_FEE: Final = 2**40 - 1
-
-
 class L1Fee:
     """The L1 part of a transaction's cost on one network; 0 on a network without an oracle."""
 
@@ -163,12 +167,6 @@ def l1_fee_call(transaction: bytes) -> bytes:
     padding = bytes(-len(transaction) % _WORD_BYTES)
     head = usdc.uint_word(_WORD_BYTES) + usdc.uint_word(len(transaction))
     return GET_L1_FEE + head + transaction + padding
-
-
-# An account that holds nothing: a transfer to it writes a new balance, which costs the most.
-_NOBODY: Final = usdc.read_address(bytes(12) + usdc.keccak256(b"nobody")[12:])
-# An amount of many digits: where bytes are paid for, it costs the most.
-_MUCH: Final = 2**40 - 1
 
 
 class HotBalances(Struct, frozen=True):
@@ -312,10 +310,6 @@ class Opening(Struct, frozen=True):
     block_hash: str
     nonce: int
     wei: int
-
-
-_OPENING: Final = ("network", "sender", "block_number", "block_hash", "nonce", "wei")
-_PUT_OPENING: Final = upsert("evm_openings", _OPENING, ("network", "sender"))
 
 
 class OpeningLedger:

@@ -31,6 +31,9 @@ _ENTROPY_BYTES: Final = 32
 _MOST_FILE_BYTES: Final = 4096
 _WORD_COUNTS: Final = (12, 15, 18, 21, 24)
 _GROUP_AND_OTHERS: Final = 0o077
+_LEGACY, _FEE_MARKET = 0, 2
+_SHORT: Final = 55
+_STRING, _LIST = 0x80, 0xC0
 
 
 class KeyFileRefused(Exception):
@@ -249,9 +252,6 @@ def _load(name: str) -> Any:
         raise OnchainExtraMissing(error.name or name) from error
 
 
-_LEGACY, _FEE_MARKET = 0, 2
-_SHORT: Final = 55
-_STRING, _LIST = 0x80, 0xC0
 Item = bytes | Sequence["Item"]
 
 

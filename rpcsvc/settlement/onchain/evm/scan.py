@@ -53,6 +53,22 @@ log = structlog.get_logger(__name__)
 
 _LOGS = "eth_getLogs"
 _RECEIPT = "eth_getTransactionReceipt"
+# An address often stands for several nodes, of which some lag: one that lacks the newest
+# blocks gives no events for them and no error.
+_NODE_LAG_SECONDS: Final = 30
+_WIDEST_OVERLAP: Final = 256
+_METHOD: Final = "eth_getBlockByNumber"
+_SECONDS: Final = 3.0
+# A node that refused, or had too much to say, is asked again after that; or when it was lost.
+_PAUSE_MS: Final = 60_000
+_CLEANING_MS: Final = 3_600_000
+_KEEP_MS: Final = 24 * 3_600_000
+# A block of 60 million gas holds fewer that move a token. To read one takes some 16 microseconds,
+# and nothing else is done meanwhile.
+_MOST_CALLS: Final = 2_000
+# Nobody's payments keep those of others waiting: each order's are bounded permanently.
+MOST_PER_LOOK: Final = 256
+MOST_PER_ADDRESS: Final = 8
 
 
 class Paid(NamedTuple):
@@ -149,12 +165,6 @@ class EventReader:
         return BadAnswer(self._node, method, f"the answer {problem}")
 
 
-# An address often stands for several nodes, of which some lag: one that lacks the newest
-# blocks gives no events for them and no error.
-_NODE_LAG_SECONDS: Final = 30
-_WIDEST_OVERLAP: Final = 256
-
-
 class ForkFinder:
     """Finds the block of one network from which on blocks have to be read."""
 
@@ -243,20 +253,6 @@ class ForkFinder:
     def overlap(self) -> int:
         """Return the number of blocks to read again, which a lagging node may lack."""
         return max(2, min(_WIDEST_OVERLAP, ceil(_NODE_LAG_SECONDS / self._network.block_seconds)))
-
-
-_METHOD: Final = "eth_getBlockByNumber"
-_SECONDS: Final = 3.0
-# A node that refused, or had too much to say, is asked again after that; or when it was lost.
-_PAUSE_MS: Final = 60_000
-_CLEANING_MS: Final = 3_600_000
-_KEEP_MS: Final = 24 * 3_600_000
-# A block of 60 million gas holds fewer that move a token. To read one takes some 16 microseconds,
-# and nothing else is done meanwhile.
-_MOST_CALLS: Final = 2_000
-# Nobody's payments keep those of others waiting: each order's are bounded permanently.
-MOST_PER_LOOK: Final = 256
-MOST_PER_ADDRESS: Final = 8
 
 
 class PendingPayment(NamedTuple):

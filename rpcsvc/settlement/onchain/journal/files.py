@@ -32,6 +32,10 @@ START: Final = "0" * 16
 _SUM_CHARS: Final = 16
 # Of lines that were written before a lease was named in them.
 NO_LEASE: Final = HeldLease("", 0)
+FOLDER: Final = "journal"
+_MODE: Final = 0o600
+_PREFIX: Final = "payments-"
+_SUFFIX: Final = ".journal"
 
 
 class JournalPosition(Struct, frozen=True):
@@ -202,12 +206,6 @@ def of_journal(lines: tuple[Line, ...]) -> Iterator[str]:
     for item in lines:
         if item.kind == HEADER:
             yield str(item.body["journal"])
-
-
-FOLDER: Final = "journal"
-_MODE: Final = 0o600
-_PREFIX: Final = "payments-"
-_SUFFIX: Final = ".journal"
 
 
 class JournalDamaged(Exception):

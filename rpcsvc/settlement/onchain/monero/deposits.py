@@ -43,6 +43,14 @@ log = structlog.get_logger(__name__)
 Key = tuple[str, int]
 # That key with the height of the deposit's block.
 _Mined = tuple[str, int, int | None]
+# An unlock time below this is a height, otherwise seconds since the epoch (Monero's rule).
+_FIRST_TIME: Final = 500_000_000
+# A node drops a transaction from its pool after seven days at the latest.
+_POOL_KEEPS_MS: Final = 8 * 24 * 3600 * 1000
+# A deposit that is not confirmed a day after it could be is locked for long, or can't be spent.
+# Anyone can send thousands of those, so each is checked about once an hour.
+_DAY_BLOCKS: Final = 720
+_RESTING_BLOCKS: Final = 30
 
 
 class Proof(Enum):
@@ -238,16 +246,6 @@ def _received(transfers: Sequence[WalletTransfer]) -> dict[_Mined, int]:
             key = (item.txid, item.index.minor, item.height)
             received[key] = max(item.amount, received.get(key, 0))
     return received
-
-
-# An unlock time below this is a height, otherwise seconds since the epoch (Monero's rule).
-_FIRST_TIME: Final = 500_000_000
-# A node drops a transaction from its pool after seven days at the latest.
-_POOL_KEEPS_MS: Final = 8 * 24 * 3600 * 1000
-# A deposit that is not confirmed a day after it could be is locked for long, or can't be spent.
-# Anyone can send thousands of those, so each is checked about once an hour.
-_DAY_BLOCKS: Final = 720
-_RESTING_BLOCKS: Final = 30
 
 
 def is_timelocked(unlock_time: int, height: int, now_ms: int) -> bool:

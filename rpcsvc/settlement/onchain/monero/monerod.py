@@ -41,6 +41,23 @@ _INTERNAL_ERROR: Final = -5
 
 
 T = TypeVar("T")
+_INVALID_FLAGS: Final = (
+    "invalid_input",
+    "invalid_output",
+    "low_mixin",
+    "overspend",
+    "too_big",
+    "too_few_outputs",
+    "tx_extra_too_big",
+    "nonzero_unlock_time",
+)
+_SUBMISSION_FLAGS: Final = (
+    "double_spend",
+    "fee_too_low",
+    "not_relayed",
+    "sanity_check_failed",
+    *_INVALID_FLAGS,
+)
 
 
 def _is_above_0(value: Any) -> bool:
@@ -217,25 +234,6 @@ class _Fees:
     fees: tuple[Whole, ...] = ()
     fee: Whole | None = None
     quantization_mask: Whole = 1
-
-
-_INVALID_FLAGS: Final = (
-    "invalid_input",
-    "invalid_output",
-    "low_mixin",
-    "overspend",
-    "too_big",
-    "too_few_outputs",
-    "tx_extra_too_big",
-    "nonzero_unlock_time",
-)
-_SUBMISSION_FLAGS: Final = (
-    "double_spend",
-    "fee_too_low",
-    "not_relayed",
-    "sanity_check_failed",
-    *_INVALID_FLAGS,
-)
 
 
 class MonerodClient:

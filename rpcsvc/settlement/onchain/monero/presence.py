@@ -46,6 +46,12 @@ log = structlog.get_logger(__name__)
 # a reorganisation and the error of clocks. Blocks come every two minutes.
 _LEAST_BLOCK_MS: Final = 60_000
 _MARGIN: Final = 720
+# A double spend of inputs that nothing shows as spent may be this very payment, still hidden.
+_IN_VAIN = (MoneroSubmission.INVALID, MoneroSubmission.REFUSED)
+# Blocks that a payment may wait in the node's pool: before it is relayed again, and before the
+# operator has to look.
+_RELAY_AFTER: Final = 3
+_LATE_AFTER: Final = 10
 
 
 class InputSpender(Struct, frozen=True):
@@ -193,10 +199,6 @@ class MoneroPresence:
             await self._ledger.put_payment(after)
 
 
-# A double spend of inputs that nothing shows as spent may be this very payment, still hidden.
-_IN_VAIN = (MoneroSubmission.INVALID, MoneroSubmission.REFUSED)
-
-
 class MoneroPayoutEnd:
     """Looks at one wallet and its node, both open. Everything raises RpcFailure, ChainUnusable.
 
@@ -300,12 +302,6 @@ class MoneroPayoutEnd:
                     f"{other.payment_id} is not mined either, and may bring its inputs back: end"
                     " that one first."
                 )
-
-
-# Blocks that a payment may wait in the node's pool: before it is relayed again, and before the
-# operator has to look.
-_RELAY_AFTER: Final = 3
-_LATE_AFTER: Final = 10
 
 
 class MoneroReorgRecovery:

@@ -63,6 +63,8 @@ _DO_NOT_RELAY: Final = {
 
 
 T = TypeVar("T")
+UNLOCK_BLOCKS: Final = 10
+_OWN: Final = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,12 +399,6 @@ def _may_be_tx_key(text: str) -> bool:
     parts = (text[at : at + _KEY_DIGITS] for at in range(0, len(text), _KEY_DIGITS))
     scalars = [int.from_bytes(bytes.fromhex(part), "little") for part in parts]
     return scalars[0] > 0 and max(scalars) < _GROUP_ORDER
-
-
-UNLOCK_BLOCKS: Final = 10
-
-
-_OWN: Final = (0,)
 
 
 @dataclass(frozen=True, slots=True)

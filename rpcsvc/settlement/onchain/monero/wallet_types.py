@@ -14,6 +14,8 @@ from pydantic import AliasPath, Field, PlainValidator
 
 from rpcsvc.settlement.onchain.daemon_rpc import Flag, Text, Whole, named
 
+_COINBASE: Final = "block"
+
 
 class WalletCode(IntEnum):
     """Error codes of monero-wallet-rpc that callers distinguish (NodeError.code)."""
@@ -62,9 +64,6 @@ class WalletTransferKind(StrEnum):
     OUTGOING = "out"
     PENDING = "pending"
     FAILED = "failed"
-
-
-_COINBASE: Final = "block"
 
 
 def _kind(value: Any) -> WalletTransferKind:
