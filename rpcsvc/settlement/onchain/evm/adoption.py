@@ -12,7 +12,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import Transfer, TransferState
-from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
+from rpcsvc.orders.ports.wallets import Record
 from rpcsvc.settlement.onchain.evm.keys import SignedFields, signed_fields
 from rpcsvc.settlement.onchain.evm.node import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, Receipt
@@ -73,11 +73,11 @@ class EvmAdoption:
             async def commit(rows: Rows) -> None:
                 await self._ledger.add_payment(payment, rows=rows)
 
-            await record(_prepared(payment), commit)
+            await record(payment.prepared, commit)
         else:
             await self._raise(wanted.transfer, known, fields, attempt)
             if wanted.transfer.state is TransferState.PLANNED:
-                await record(_prepared(known), None)
+                await record(known.prepared, None)
         extra = self._sent(receipt) - wanted.transfer.units
         first = attempt if known is None else known.attempts[0]
         return Adopted(first.txid, (wanted,), receipt.block_number, extra)
@@ -170,11 +170,6 @@ class EvmAdoption:
             self._network.name, self._hot, fields.nonce, order, (attempt,), attempt.made_at
         )
         return replace(made, state=EvmPaymentState.PUBLISHED, published_at=attempt.made_at)
-
-
-def _prepared(payment: EvmPayment) -> PreparedTransfer:
-    first = payment.attempts[0]
-    return PreparedTransfer(first.txid, first.raw, (payment.payment_id,))
 
 
 def _above(last: Attempt, mined: Attempt) -> Attempt:

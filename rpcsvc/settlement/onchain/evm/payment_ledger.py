@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.evm.records import (
 )
 from rpcsvc.settlement.onchain.journal.files import JournalEntry, VoidEntry
 from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
-from rpcsvc.settlement.onchain.pause import PauseRow, unpaused
+from rpcsvc.settlement.onchain.pause import PauseRow
 from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
 from rpcsvc.store.rows import from_row, to_row
 
@@ -194,8 +194,7 @@ class EvmPaymentLedger:
         pause: PauseRow | None = None,
     ) -> None:
         self._db = database
-        self._writes = JournaledWrites(database, journal)
-        self._pause = pause
+        self._writes = JournaledWrites(database, journal, pause)
 
     # --- payments ------------------------------------------------------------------------------
 
@@ -264,12 +263,13 @@ class EvmPaymentLedger:
             statements.append(Statement(_ADD_SWEEP, _sweep_values(sweep)))
         entry = EvmEntry(payment, sweep)
         txid, is_payout = payment.attempts[0].txid, payment.order.purpose is EvmPurpose.TRANSFER
-        async with unpaused(self._pause, is_payout=is_payout) as first:
-            await self._writes.record(
-                entry,
-                [*first, *rows, *statements],
-                (entry.void, lambda: self.has_transaction(txid)),
-            )
+        await self._writes.record_payment(
+            entry,
+            entry.void,
+            [*rows, *statements],
+            lambda: self.has_transaction(txid),
+            is_payout=is_payout,
+        )
 
     async def has_transaction(self, txid: str) -> bool:
         """Whether a payment with this transaction is on record."""

@@ -267,7 +267,7 @@ class EvmPayments(Payments):
         _require_same(known, transfer)
         if known.state.is_over:
             raise TransferRejected(f"its payment {known.attempts[0].txid} is {known.state}")
-        return _prepared(known)
+        return known.prepared
 
     @override
     async def prepare(
@@ -283,7 +283,7 @@ class EvmPayments(Payments):
                 async def commit(rows: Rows) -> None:
                     await self._ledger.add_payment(payment, rows=rows)
 
-                await record(_prepared(payment), commit)
+                await record(payment.prepared, commit)
 
     @asynccontextmanager
     async def _payout_slot(self) -> AsyncIterator[None]:
@@ -574,12 +574,6 @@ class EvmPayments(Payments):
 
 def _is_payout(payment: EvmPayment) -> bool:
     return payment.order.purpose is EvmPurpose.TRANSFER
-
-
-def _prepared(payment: EvmPayment) -> PreparedTransfer:
-    """Return the payment as its order knows it: by its first attempt."""
-    first = payment.attempts[0]
-    return PreparedTransfer(first.txid, first.raw, (payment.payment_id,))
 
 
 def _require_same(payment: EvmPayment, transfer: Transfer) -> None:

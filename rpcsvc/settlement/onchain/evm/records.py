@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from rpcsvc.domain.order import DepositKey, DepositState
+from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.redacted import Redacted
 
 # The largest integer of a database column. All the USDC there is has 17 digits.
@@ -214,6 +215,12 @@ class EvmPayment(Struct, frozen=True):
     def payment_id(self) -> str:
         """The payment's id: for an order's transfer, the transfer's id."""
         return self.order.payment_id
+
+    @property
+    def prepared(self) -> PreparedTransfer:
+        """The payment as its order knows it: by its first attempt."""
+        first = self.attempts[0]
+        return PreparedTransfer(first.txid, first.raw, (self.payment_id,))
 
     @property
     def latest(self) -> Attempt:

@@ -40,6 +40,7 @@ from rpcsvc.settlement.onchain.journal.files import (
     segment_name,
     segments,
 )
+from rpcsvc.settlement.onchain.pause import PauseRow, unpaused
 from rpcsvc.store.database import Rows, StaleWrite, Statement, Tables
 from rpcsvc.store.leases import HeldLease, LeaseLost
 from rpcsvc.store.rows import from_row, to_row
@@ -395,12 +396,32 @@ async def forget_mark(database: Tables) -> None:
 class JournaledWrites:
     """Writes of one process to its database, each in its payment journal first.
 
-    Without a journal they go to the database alone: for a replay, and for reading.
+    Without a journal they go to the database alone: for a replay, and for reading. ``pause``: the
+    pause that all replicas share.
     """
 
-    def __init__(self, database: Tables, journal: PaymentJournal | None) -> None:
+    def __init__(
+        self, database: Tables, journal: PaymentJournal | None, pause: PauseRow | None = None
+    ) -> None:
         self._db = database
         self._journal = journal
+        self._pause = pause
+
+    async def record_payment(
+        self,
+        entry: JournalEntry,
+        void: VoidEntry,
+        rows: Rows,
+        is_committed: Callable[[], Awaitable[bool]],
+        *,
+        is_payout: bool,
+    ) -> None:
+        """Record a signed payment; ``void`` voids its line if it is not committed after all.
+
+        Raises as ``record``, and errors.Unavailable for a payout while payouts are paused.
+        """
+        async with unpaused(self._pause, is_payout=is_payout) as first:
+            await self.record(entry, [*first, *rows], (void, is_committed))
 
     async def record(
         self,

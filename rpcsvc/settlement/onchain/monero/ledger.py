@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.monero.records import (
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
-from rpcsvc.settlement.onchain.pause import PauseRow, unpaused
+from rpcsvc.settlement.onchain.pause import PauseRow
 from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
 from rpcsvc.store.rows import from_row, to_row
 
@@ -150,8 +150,7 @@ class MoneroLedger:
         pause: PauseRow | None = None,
     ) -> None:
         self._db = database
-        self._writes = JournaledWrites(database, journal)
-        self._pause = pause
+        self._writes = JournaledWrites(database, journal, pause)
 
     # --- wallet and addresses ------------------------------------------------------------------
 
@@ -314,12 +313,13 @@ class MoneroLedger:
         ]
         entry = MoneroEntry(wallet.primary_address if wallet else "", payment)
         is_payout = payment.purpose is MoneroPurpose.TRANSFER
-        async with unpaused(self._pause, is_payout=is_payout) as first:
-            await self._writes.record(
-                entry,
-                [*first, *rows, *statements],
-                (entry.void, lambda: self.has_transaction(payment.txid)),
-            )
+        await self._writes.record_payment(
+            entry,
+            entry.void,
+            [*rows, *statements],
+            lambda: self.has_transaction(payment.txid),
+            is_payout=is_payout,
+        )
 
     async def has_transaction(self, txid: str) -> bool:
         """Whether a payment with this transaction is on record."""
