@@ -192,7 +192,7 @@ def coins(wei: int) -> str:
 def monero_checks(
     found: MoneroFound, options: MoneroOptions, floor: int
 ) -> Iterator[ReadinessCheck]:
-    """Node, wallet, and its outputs. ``floor`` in piconero."""
+    """Yield the checks of node, wallet and its outputs. ``floor`` in piconero."""
     if found.node_problem is not None:
         yield ReadinessCheck(
             "monero node", False, found.node_problem,
@@ -237,7 +237,7 @@ def _xmr_check(held: XmrHeld, address: str, options: MoneroOptions, floor: int) 
 def network_checks(
     found: NetworkFound, hot_wallet: str | None, native_token: str
 ) -> Iterator[ReadinessCheck]:
-    """Node and token, gas and USDC of one network."""
+    """Yield the checks of one network: node and token, gas and USDC."""
     network = found.network
     if found.problem is not None:
         yield ReadinessCheck(

@@ -57,7 +57,7 @@ class UnrecordedLedger:
         self._db = database
 
     async def annotated(self, network: str) -> list[str]:
-        """Ids of transactions that the operator made by hand and annotated."""
+        """Return the ids of transactions that the operator made by hand and annotated."""
         sql = "SELECT txid FROM annotated_transactions WHERE network = :network ORDER BY txid"
         return [row["txid"] for row in await self._db.fetch(sql, network=network)]
 
@@ -70,7 +70,7 @@ class UnrecordedLedger:
         return sorted(set(txids) - known)
 
     async def unattributed_deposits(self) -> list[UnattributedDeposit]:
-        """Confirmed deposits without an order or annotation; the first 1,000."""
+        """Return confirmed deposits without an order or annotation; the first 1,000."""
         return await unattributed_deposits(self._db)
 
     async def acknowledge_transactions(self, network: str, txids: Collection[str], at: int) -> None:
@@ -84,7 +84,7 @@ class UnrecordedLedger:
 
 
 async def unattributed_deposits(database: Tables) -> list[UnattributedDeposit]:
-    """Confirmed deposits without an order or annotation; the first 1,000.
+    """Return confirmed deposits without an order or annotation; the first 1,000.
 
     Raises errors.Unavailable.
     """

@@ -68,7 +68,7 @@ _FINAL: Final = frozenset({EvmPaymentState.SETTLED, EvmPaymentState.FAILED})
 
 
 class _Spent(NamedTuple):
-    """Gas of 24 hours: given away, and borne by orders whose payment may yet fail."""
+    """The gas of 24 hours: given away, and borne by orders whose payment may yet fail."""
 
     given: int
     at_risk: int

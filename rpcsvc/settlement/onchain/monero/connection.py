@@ -38,7 +38,8 @@ class MoneroConnection:
 
     ``lag``: the wallet's distance from its node when that last mattered; None: in step.
     ``primary_address`` is the wallet's own, where change goes; empty before the first check.
-    ``addresses``: the wallet's deposit addresses.
+    ``addresses``: the wallet's deposit addresses. ``wallet_checked``: False until the wallet was
+    found to be the right one, and again after each failure.
     """
 
     def __init__(
@@ -52,18 +53,13 @@ class MoneroConnection:
         self.wallet = wallet
         self._ledger = ledger
         self._options = options
-        self._wallet_checked = False
+        self.wallet_checked = False
         self._stall_detector = StallDetector(_LONGEST_GAP_MS)
         self._connecting = asyncio.Lock()
         self.addresses = AddressPool(wallet, ledger, options)
         self.primary_address = ""
         self.lag: str | None = None
         self.problem: str | None = "not started"
-
-    @property
-    def wallet_checked(self) -> bool:
-        """False until the wallet was found to be the right one, and again after each failure."""
-        return self._wallet_checked
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -85,7 +81,7 @@ class MoneroConnection:
         self.addresses.require_scanned()
         info = await self.check_node()
         async with self._connecting:
-            if self._wallet_checked:
+            if self.wallet_checked:
                 await self.require_wallet()
             else:
                 await self.prepare_wallet()
@@ -172,7 +168,7 @@ class MoneroConnection:
 
     def _connected(self) -> None:
         """Note that all checks have passed."""
-        self._wallet_checked = True
+        self.wallet_checked = True
         if self.problem is not None:
             log.info("monero_connected")
         self.problem = None
@@ -219,7 +215,7 @@ class MoneroConnection:
             )
 
     def _note(self, reason: str) -> None:
-        self._wallet_checked = False
+        self.wallet_checked = False
         if reason != self.problem:
             log.warning("monero_disconnected", reason=reason)
         self.problem = reason

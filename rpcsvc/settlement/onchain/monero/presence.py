@@ -220,7 +220,8 @@ class MoneroPayoutEnd:
         self._spent = SpentInputs(connection, clock)
 
     async def end(self, payment: MoneroPayment) -> str | None:
-        """None: it can't be mined. Otherwise the transaction that has to be deep before that.
+        """Return None: the payment can't be mined; or the transaction that must be deep before
+        that.
 
         Raises NotAdopted when it may be mined yet, and nothing can be done about it now.
         """

@@ -180,7 +180,7 @@ class StartupReconciliation:
                 await self._poll()
 
     def health(self) -> Health:
-        """Not ok while a transaction is on no record, or the check has failed for long."""
+        """Return not ok while a transaction is on no record, or the check has failed for long."""
         return Health(self._problem is None, self._problem)
 
     async def _poll(self) -> None:
@@ -324,7 +324,7 @@ class MoneroAdoption:
             ) from error
 
     async def _received(self, found: _FoundTransaction, address: str) -> int:
-        """Piconero that the transaction paid to an address, by its key."""
+        """Return the piconero that the transaction paid to an address, by its key."""
         try:
             check = await self._wallet.check_key(found.sent.txid, found.key, address)
         except NodeError as error:

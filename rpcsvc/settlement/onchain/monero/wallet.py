@@ -106,7 +106,7 @@ class WalletClient:
     # --- the wallet file -----------------------------------------------------------------------
 
     async def version(self) -> tuple[int, int]:
-        """Major and minor version of the wallet RPC."""
+        """Return the major and minor version of the wallet RPC."""
         number = await self._read_field(WHOLE, "version", "get_version")
         return number >> 16, number & 0xFFFF
 
@@ -235,7 +235,7 @@ class WalletClient:
             WalletTransferKind.POOL,
         ),
     ) -> list[WalletTransfer]:
-        """Transfers in blocks at or above ``from_height``, and all that are not mined."""
+        """Return transfers in blocks at or above ``from_height``, and all that are not mined."""
         params: JsonObject = {str(kind): kind in kinds for kind in WalletTransferKind}
         # The wallet leaves out the block at min_height itself.
         params |= {"account_index": self.account, "filter_by_height": True}
@@ -418,7 +418,7 @@ class Held:
 
 
 async def read_held(wallet: WalletClient, height: int) -> Held:
-    """At the height of the chain. Raises RpcFailure."""
+    """Return the balance at the height of the chain. Raises RpcFailure."""
     listed, is_complete = await list_unspent(wallet)
     outputs = tuple(item for item in listed if not item.spent and not item.frozen)
     if is_complete:

@@ -18,7 +18,7 @@ _COINBASE: Final = "block"
 
 
 class WalletCode(IntEnum):
-    """Error codes of monero-wallet-rpc that callers distinguish (NodeError.code)."""
+    """The error codes of monero-wallet-rpc that callers distinguish (NodeError.code)."""
 
     UNKNOWN = -1
     WRONG_ADDRESS = -2
@@ -39,7 +39,7 @@ Filled = Annotated[str, Field(strict=True, min_length=1)]
 
 
 class SubaddressIndex(NamedTuple):
-    """Account (``major``) and index within it (``minor``)."""
+    """An index in the wallet: the account (``major``) and the index within it (``minor``)."""
 
     major: Whole
     minor: Whole
@@ -101,7 +101,7 @@ class WalletTransfer:
 
 
 class Destination(NamedTuple):
-    """Who gets how many piconero."""
+    """A recipient, and the piconero for it."""
 
     address: str
     amount: int
@@ -142,7 +142,7 @@ class SubaddressBalance:
 
     @property
     def index(self) -> SubaddressIndex:
-        """Its index in the wallet."""
+        """The subaddress's index in the wallet."""
         return SubaddressIndex(self.account, self.minor)
 
 
@@ -159,7 +159,7 @@ class Balance:
 
 
 class OutputFilter(StrEnum):
-    """Which of the wallet's outputs: AVAILABLE is not spent."""
+    """A choice of the wallet's outputs: AVAILABLE is not spent."""
 
     AVAILABLE = "available"
     UNAVAILABLE = "unavailable"
