@@ -42,6 +42,12 @@ from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 # Questions under way at once.
 _AT_ONCE: Final = 8
 T = TypeVar("T")
+_GET_LOGS: Final = "eth_getLogs"
+# Of several nodes behind one address some lag: for the blocks that one lacks it gives no events and
+# no error. So the blocks of this time are read again by the next audit.
+_LAG_SECONDS: Final = 30
+_MOST_ADDRESSES: Final = 500
+_WIDEST_SPAN: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ class ByHand(Struct, frozen=True):
 
 
 class EvmReceipts(Struct):
-    """Receipts of one network's transactions. Everything raises RpcFailure."""
+    """Reads receipts of one network's transactions. Every method raises RpcFailure."""
 
     network: EvmNetwork
     client: EvmClient
@@ -83,7 +89,7 @@ class EvmReceipts(Struct):
     _by_hand: dict[str, ByHand] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Blocks may have been replaced: ask anew."""
+        """Forget the receipts: blocks may have been replaced."""
         self._mined.clear()
         self._by_hand.clear()
 
@@ -164,14 +170,6 @@ async def each(items: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list
     return answers
 
 
-_GET_LOGS: Final = "eth_getLogs"
-# Of several nodes behind one address some lag: for the blocks that one lacks it gives no events and
-# no error. So the blocks of this time are read again by the next audit.
-_LAG_SECONDS: Final = 30
-_MOST_ADDRESSES: Final = 500
-_WIDEST_SPAN: Final = 1 << 20
-
-
 class _ScannedEvents(Struct):
     """The events of blocks ``since`` to ``top``. ``touched``: addresses not yet compared.
 
@@ -217,14 +215,16 @@ class EvmReader:
         return self._memory is None
 
     async def catch_up(self, books: Books) -> None:
-        """Read what is far behind, so that the next audit reads a block whose state nodes keep."""
+        """Read blocks that are far behind, so that the next audit reads a block whose state nodes
+        keep.
+        """
         if self._is_watched(books):
             head = await self.head()
             memory = await self._read_on(books, head)
             await self._receipts.mined(self._to_ask(memory, books), head)
 
     async def facts(self, books: Books, head: Block) -> EvmFacts | None:
-        """All as of ``head``; None for a network that the service has not scanned."""
+        """Return a network's facts as of ``head``; None if the service has not scanned it."""
         if not self._is_watched(books) or books.evm_hot is None:
             return None
         memory = await self._read_on(books, head)
@@ -259,7 +259,7 @@ class EvmReader:
         )
 
     def accept(self) -> None:
-        """Mark what was read as agreeing with the books: only later events are compared again."""
+        """Mark the events read as agreeing with the books: only later ones are compared again."""
         if self._memory is not None:
             self._memory.touched.clear()
 
@@ -300,7 +300,7 @@ class EvmReader:
 
     @property
     def _young(self) -> int:
-        """How many blocks a node that lags may lack."""
+        """Return the number of blocks that a node which lags may lack."""
         return max(2, ceil(_LAG_SECONDS / self.network.block_seconds))
 
     async def _kept(self, books: Books) -> _ScannedEvents:
@@ -395,7 +395,7 @@ class EvmReader:
     async def _transactions(
         self, memory: _ScannedEvents, books: Books, head: Block
     ) -> tuple[dict[str, MinedTransaction], frozenset[str]]:
-        """The recorded transactions that are mined, as far as asked; and those that wait."""
+        """Return the recorded transactions that are mined, as far as asked, and those that wait."""
         mined, later = await self._receipts.mined(self._to_ask(memory, books), head)
         done = {txid for txid, _ in memory.moves} | mined.keys()
         left = [
@@ -416,7 +416,9 @@ class EvmReader:
         mined: Mapping[str, MinedTransaction],
         by_hand: Mapping[str, ByHand],
     ) -> Ether | None:
-        """The hot wallet's ether, and what moved it since its opening balance."""
+        """Return the hot wallet's ether, and the transactions that moved it since its opening
+        balance.
+        """
         opening = books.openings.get(self.network.name)
         if opening is None:
             return None

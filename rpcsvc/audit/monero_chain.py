@@ -176,7 +176,7 @@ class MoneroReader:
         return header
 
     async def facts(self, books: Books, head: BlockHeader) -> MoneroFacts | None:
-        """All as of ``head``; None before the service has met its wallet."""
+        """Return the wallet's facts as of ``head``; None before the service has met its wallet."""
         if books.monero_primary is None:
             return None
         await self._recognise(books.monero_primary)
@@ -210,7 +210,7 @@ class MoneroReader:
     async def _listed(
         self, memory: _ScannedPayments, top: int
     ) -> tuple[list[Arrival], list[_Sent]]:
-        """All incoming and outgoing transfers in blocks up to ``top``."""
+        """Return all incoming and outgoing transfers in blocks up to ``top``."""
         arrivals, sent = list(memory.arrivals), list(memory.sent)
         after = memory.mark.height if memory.mark else 0
         while after < top:
@@ -225,7 +225,7 @@ class MoneroReader:
         return arrivals, sent
 
     async def _waiting(self) -> list[Arrival]:
-        """Incoming transfers that wait in the pool."""
+        """Return incoming transfers that wait in the pool."""
         params = {"pool": True, "account_index": self._wallet.account}
         answer = await self._ask_wallet(_ListedTransfers, "get_transfers", params)
         return [replace(_arrival(item), block=None) for item in answer.pool]
@@ -335,7 +335,7 @@ class MoneroReader:
             raise
         return check.received
 
-    # --- what is kept --------------------------------------------------------------------------
+    # --- cache ---------------------------------------------------------------------------------
 
     async def _kept(self) -> _ScannedPayments:
         """The lists read before, if the last block of them is still on the chain."""

@@ -34,7 +34,7 @@ _PORTION: Final = 4
 
 
 class WalletPublisher:
-    """Publishes the wallets of the replica that settles, and keeps the pool filled.
+    """Publishes the wallets of the replica that settles, and keeps the pool of addresses filled.
 
     ``holdings`` of a network raises errors.Unavailable. ``pool_size``: addresses of each asset.
 
@@ -74,7 +74,7 @@ class WalletPublisher:
         return 0
 
     async def _added(self, asset: Asset) -> list[str]:
-        """Addresses for the pool. If they can't be committed, nobody gets them."""
+        """Return addresses for the pool. Nobody gets them if they can't be committed."""
         left = len(await self._rows.addresses(asset))
         portion = max(1, self._pool_size // _PORTION)
         added = list[str]()
@@ -105,7 +105,7 @@ class WalletPublisher:
             return None, error.message
 
     def _fees(self) -> dict[str, int]:
-        """Of a transfer on each network whose fee is known."""
+        """Return the fee of a transfer on each network whose fee is known."""
         found: dict[str, int] = {}
         for chain in self._chains.all():
             with suppress(Unavailable):
@@ -123,36 +123,39 @@ def _why(require: Callable[[], None]) -> str | None:
 
 
 class WalletFacts(Protocol):
-    """What a replica knows of the wallets by itself, from its settings, the nodes and the books."""
+    """The facts that a replica knows by itself, from its settings, the nodes and the books.
+
+    The methods do what those of OrderingWallets do.
+    """
 
     networks: frozenset[str]
 
     def is_paused(self) -> bool:
-        """As Wallets says."""
+        """Return whether the operator has stopped all outgoing money."""
         ...
 
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
-        """As Wallets says."""
+        """Raise errors.InvalidDestination for an address that is known not to be payable."""
         ...
 
     def estimated_seconds(self, deposit: Money, chain: str) -> int:
-        """As Wallets says."""
+        """Return the typical time of a swap, in seconds."""
         ...
 
     def required_confirmations(self, network: str, units: int) -> int:
-        """As Wallets says."""
+        """Return the confirmations after which deposits of ``units`` in all are final."""
         ...
 
     async def confirmations_at(self, key: DepositKey, height: int) -> int:
-        """The confirmations of a deposit when the newest block is at ``height``."""
+        """Return the confirmations of a deposit when the newest block is at ``height``."""
         ...
 
 
 class PublishedWallets(OrderingWallets):
-    """Implements OrderingWallets by what the replica that settles has published.
+    """The wallets by the states that the replica which settles has published.
 
-    States from before this object's first look don't count, nor do those older than what it has
-    seen: a restored database has such, and a pool with addresses that orders may have.
+    States from before this object's first look don't count, nor do states older than one already
+    seen: a restored database has them, and a pool with addresses that orders may have.
     """
 
     def __init__(

@@ -34,9 +34,12 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.store.database import Tables
 
+_EVM_AT_ONCE = 500
+_TICK_SECONDS = 1.0
+
 
 def skip_addresses(context: Context) -> int:
-    """Run the command. Raises UsageError and Unreachable."""
+    """Run ``deposits skip``. Raises UsageError and Unreachable."""
     settings, options = onchain_settings(context), context.options
 
     async def work(database: Tables) -> tuple[int, int]:
@@ -73,7 +76,7 @@ async def _skip(
 
 
 def reread_deposits(context: Context) -> int:
-    """Run the command. Raises UsageError and Unreachable."""
+    """Run ``deposits reread``. Raises UsageError and Unreachable."""
     settings, options = onchain_settings(context), context.options
 
     async def work(database: Tables) -> int:
@@ -104,11 +107,8 @@ async def _reread(settings: Settings, database: Tables, network: str, first: int
             raise UsageError(f"{reason} Nothing was changed.") from reason
 
 
-# Takes what is being done now, for a person to read.
+# Takes the present step, for a person to read.
 Progress = Callable[[str], None]
-
-_EVM_AT_ONCE = 500
-_TICK_SECONDS = 1.0
 
 
 async def skip_monero(
@@ -120,15 +120,12 @@ async def skip_monero(
     rescan: bool = False,
     progress: Progress = lambda _text: None,
 ) -> int:
-    """Leave out all subaddresses that wallet or database know, and ``count`` after them.
-
-    Gives the last one's index. The wallet stores them before they are on record. ``rescan`` has
-    it look for money that came to them when it did not know them. Raises RpcFailure and
-    ChainUnusable.
+    """Leave out all subaddresses that wallet or database know, and ``count`` after them. Return the
+    index of the last one.
     """
     node = await connection.check_node()
     await connection.check_wallet()
-    # First the wallet gets back those that only the database knows.
+    # First the wallet gets the addresses back that only the database knows.
     await AddressPool(connection.wallet, ledger, options).reconcile()
     if rescan:
         # On record first: should it end half-way, the service makes up for it at its start.
@@ -207,6 +204,6 @@ def _derived(keys: HdKeys, indices: range) -> list[EvmAddress]:
 
 
 def _batches(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """For each batch: the number of items before it, and its own size."""
+    """Yield, for each batch, the number of items before it and its own size."""
     for done in range(0, count, size):
         yield done, min(size, count - done)

@@ -2,7 +2,7 @@
 
 ``adopt`` asks the chain whether a transaction of our own wallet pays exactly that transfer.
 ``close`` records the operator's statement, for payments that no key proves or that a reorganisation
-removed for good. Nothing is ever signed for a closed transfer. The service must be stopped.
+removed permanently. Nothing is ever signed for a closed transfer. The service must be stopped.
 """
 
 from __future__ import annotations
@@ -50,9 +50,21 @@ from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations
 
+_UNPAID: Final = (TransferState.FAILED, TransferState.CANCELLED)
+_ADD: Final = (
+    "INSERT INTO closed_by_hand (transfer_id, txid, note, at, kid, signature)"
+    " VALUES (:transfer_id, :txid, :note, :at, :kid, :signature) ON CONFLICT DO NOTHING"
+)
+_IS_OPEN: Final = (
+    "SELECT 1 FROM transfers WHERE transfer_id = :transfer_id"
+    " AND state NOT IN ('planned', 'failed', 'cancelled')"
+    " AND transfer_id NOT IN (SELECT transfer_id FROM closed_by_hand)"
+)
+_IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = :transfer_id"
+
 
 def adopt(context: Context) -> int:
-    """Run the command. Raises UsageError and Unreachable; then nothing was changed."""
+    """Run ``payouts adopt``. Raises UsageError and Unreachable; then nothing was changed."""
     settings, options = onchain_settings(context), context.options
 
     async def work(database: Tables) -> Adopted:
@@ -143,7 +155,7 @@ class _Adoption:
         return await self._evm(opened, txid)
 
     async def _planned(self, network: str, but: str) -> list[OpenTransfer]:
-        """Other transfers that wait for payment on a network, oldest first."""
+        """Return the other transfers that wait for payment on a network, oldest first."""
         rows = await self._db.fetch(
             "SELECT transfer_id FROM transfers WHERE network = :network AND state = 'planned'"
             " AND transfer_id <> :but ORDER BY seq",
@@ -182,21 +194,8 @@ class _Adoption:
             return await adoption.adopt(opened, txid, self._record)
 
 
-_UNPAID: Final = (TransferState.FAILED, TransferState.CANCELLED)
-_ADD: Final = (
-    "INSERT INTO closed_by_hand (transfer_id, txid, note, at, kid, signature)"
-    " VALUES (:transfer_id, :txid, :note, :at, :kid, :signature) ON CONFLICT DO NOTHING"
-)
-_IS_OPEN: Final = (
-    "SELECT 1 FROM transfers WHERE transfer_id = :transfer_id"
-    " AND state NOT IN ('planned', 'failed', 'cancelled')"
-    " AND transfer_id NOT IN (SELECT transfer_id FROM closed_by_hand)"
-)
-_IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = :transfer_id"
-
-
 def close(context: Context) -> int:
-    """Run the command. Raises UsageError and Unreachable; then nothing was changed."""
+    """Run ``payouts close``. Raises UsageError and Unreachable; then nothing was changed."""
     settings, options = onchain_settings(context), context.options
     note = " ".join(options.note.split())
     if not note:
@@ -264,7 +263,7 @@ class _Closing:
             " yours to pay. If you do so from the service's own wallets: rpcsvc treasury explain",
         ])  # fmt: skip
 
-    # --- what was signed -----------------------------------------------------------------------
+    # --- signed payments -----------------------------------------------------------------------
 
     async def _end(self, opened: OpenTransfer) -> str | None:
         """Make sure that the payment can't be mined any more.

@@ -83,16 +83,17 @@ class Verdict(Struct, frozen=True):
 
 
 class Fees(Struct, frozen=True):
-    """Network fees in atomic units of the asset that is sent."""
+    """The network fees of a swap, in atomic units of the asset that is sent."""
 
     payout: int
     refund: int
 
 
 class NetworkNames(Struct, frozen=True):
-    """How the deposit side of an order is named to the one who funds it.
+    """The deposit side of an order, as it is named to the payer.
 
-    ``chain_id`` and ``token`` are those that a wallet must use: in the sandbox, a test network's.
+    ``chain_id`` and ``token`` are the ones that a wallet must use: in the sandbox, a test
+    network's.
     """
 
     network: str
@@ -121,13 +122,13 @@ class NonceGap(NamedTuple):
 
 
 class NetworkState(NamedTuple):
-    """What the last look at a network found; None where that is not known.
+    """The result of the last look at a network; a field is None where it is not known.
 
-    ``block_age``: ms since its node showed a new block. ``outputs``: those that the wallet can
-    spend, on a network that has such. ``sweeps``: since the start, by outcome, where there are any.
-    ``is_up``: whether orders can be settled on it now.
-    ``node_height``: of the newest block that the node showed. ``scanned_height``: of the newest
-    block up to which all deposits are committed. ``nonces``: of an EVM network's hot wallet.
+    ``block_age``: ms since its node showed a new block. ``outputs``: the wallet's spendable
+    outputs, on a network that has outputs. ``sweeps``: since the start, by outcome. ``is_up``:
+    whether orders can be settled on it now. ``node_height``: the newest block that the node showed.
+    ``scanned_height``: the newest block up to which all deposits are committed. ``nonces``: of an
+    EVM network's hot wallet.
     """
 
     block_age: int | None = None
@@ -140,7 +141,7 @@ class NetworkState(NamedTuple):
 
 
 class TransferRejected(Exception):
-    """The engine can never prepare this transfer: the network refuses it for good."""
+    """The engine can never prepare this transfer: the network refuses it permanently."""
 
 
 class OrderingWallets(Protocol):
@@ -158,11 +159,11 @@ class OrderingWallets(Protocol):
         ...
 
     def deposit_address(self, asset: Asset) -> str:
-        """A fresh deposit address that no other order has or will have."""
+        """Return a fresh deposit address that no other order has or will have."""
         ...
 
     def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        """Network fees: of the payout in payout units, of a refund in deposit units.
+        """Return the network fees: the payout's in payout units, a refund's in deposit units.
 
         ``chain`` is the USDC side. Raises errors.Unavailable while they are not known.
         """
@@ -170,15 +171,16 @@ class OrderingWallets(Protocol):
 
     @property
     def holdings(self) -> Callable[[str], Holdings] | None:
-        """Gives the spendable balance on a network, or raises errors.Unavailable.
+        """The function that returns the spendable balance on a network, or raises
+        errors.Unavailable.
 
         None for wallets without a limit, of which nothing is reserved.
         """
         ...
 
     def pooled(self, address: str, network: str) -> PooledOrder | None:
-        """The conditions of an order with this deposit address that ``network`` pays; None where
-        the addresses are these wallets' own.
+        """Return the conditions of an order with this deposit address that ``network`` pays; None
+        where the addresses are these wallets' own.
         """
         ...
 
@@ -189,28 +191,28 @@ class OrderingWallets(Protocol):
         ...
 
     def estimated_seconds(self, deposit: Money, chain: str) -> int:
-        """How long a swap takes from deposit to settled payout, typically, in seconds."""
+        """Return the typical time of a swap from deposit to settled payout, in seconds."""
         ...
 
     async def confirmations(self, key: DepositKey) -> int:
-        """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
+        """Return the confirmations of a deposit now; 0 while it is in the pool or gone."""
         ...
 
     def required_confirmations(self, network: str, units: int) -> int:
-        """How many confirmations make deposits of ``units`` in all final on this network."""
+        """Return the confirmations that make deposits of ``units`` in all final on a network."""
         ...
 
     def states(self) -> Mapping[str, NetworkState]:
-        """What the last look at each network found."""
+        """Return the state of each network at the last look."""
         ...
 
     async def health(self) -> Health:
-        """Whether everything can be settled now."""
+        """Return whether everything can be settled now."""
         ...
 
 
 class Wallets(OrderingWallets, Protocol):
-    """Moves money: makes deposit addresses, sees deposits, sends transfers.
+    """The wallets as settling needs them: they see deposits and send transfers.
 
     Any exception other than TransferRejected means that the outcome is not known.
     """
@@ -222,7 +224,7 @@ class Wallets(OrderingWallets, Protocol):
         ...
 
     async def observe(self) -> Observation:
-        """Deposits that may have changed since they were last acknowledged, recomputed."""
+        """Return deposits that may have changed since they were last acknowledged, recomputed."""
         ...
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
@@ -230,16 +232,17 @@ class Wallets(OrderingWallets, Protocol):
         ...
 
     def transfers_per_payment(self, network: str) -> int:
-        """How many transfers one transaction of a network may carry out."""
+        """Return the most transfers that one transaction of a network may carry out."""
         ...
 
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
     ) -> None:
-        """Sign without publishing, and ``record`` it. ``companions`` are due on the same network
-        and may be paid by the same transaction.
+        """Sign without publishing, and ``record`` it. ``companions`` are due on the transfer's
+        network and may be paid by its transaction.
 
-        Raises TransferRejected; after anything else nothing is on record, and it may be retried.
+        Raises TransferRejected; after any other failure nothing is on record, and it may be
+        retried.
         """
         ...
 
@@ -248,5 +251,5 @@ class Wallets(OrderingWallets, Protocol):
         ...
 
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """The outcome for the transfer's transaction id."""
+        """Return the outcome for the transfer's transaction id."""
         ...

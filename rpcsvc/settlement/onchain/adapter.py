@@ -28,6 +28,11 @@ from rpcsvc.orders.ports.wallets import (
 
 log = structlog.get_logger(__name__)
 
+# A pass waits no longer for one adapter: the other's deposits and all payouts wait with it.
+SCAN_TIMEOUT_SECONDS: Final = 2.0
+# A scan takes milliseconds; after this long its node hangs or catches up.
+HANGS_SECONDS: Final = 15.0
+
 
 class Payments(Protocol):
     """The payments of one network, each on record before it is published.
@@ -152,7 +157,7 @@ class ChainAdapter(Protocol):
         ...
 
     async def maintain(self) -> None:
-        """Work between passes: make addresses ahead, sweep, note conditions for the operator."""
+        """Make addresses ahead, sweep, and note conditions for the operator, between passes."""
         ...
 
     async def health(self) -> Health:
@@ -165,14 +170,14 @@ class ChainAdapter(Protocol):
 
 
 async def each_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do all of them at the same time; once all have ended, raise the first failure."""
+    """Run all of them concurrently; once all have ended, raise the first failure."""
     for result in await asyncio.gather(*works, return_exceptions=True):
         if result is not None:
             raise result
 
 
 def together(looks: Iterable[Observation]) -> Observation:
-    """The observations of several networks as one."""
+    """Return the observations of several networks as one."""
     parts = list(looks)
     return Observation(
         [sighting for part in parts for sighting in part.sightings],
@@ -180,14 +185,8 @@ def together(looks: Iterable[Observation]) -> Observation:
     )
 
 
-# A pass waits no longer for one adapter: the other's deposits and all payouts wait with it.
-SCAN_TIMEOUT_SECONDS: Final = 2.0
-# A scan takes milliseconds. One that takes this long waits for a node that hangs or catches up.
-HANGS_SECONDS: Final = 15.0
-
-
 class AdapterWatch:
-    """One adapter's scans, one at a time. Seconds are those of ``now``, which is monotonic.
+    """Runs one adapter's scans, one at a time. Seconds are those of ``now``, which is monotonic.
 
     ``has_looked``: the last ``observe`` finished a scan, and its result may be acknowledged.
     """
@@ -208,7 +207,9 @@ class AdapterWatch:
         self.has_looked = False
 
     async def observe(self) -> Observation:
-        """The result of the last scan; empty while it is under way, or when it failed."""
+        """Return the result of the last scan; an empty one while it is under way, or when it
+        failed.
+        """
         self.has_looked = False
         if self._poll is None:
             self._since = self._now()
@@ -251,7 +252,7 @@ class AdapterWatch:
         return self._fault is not None or self.hangs()
 
     def health(self) -> Health:
-        """Not ok while a scan hangs, or after one that failed."""
+        """Return not ok while a scan hangs, or after one that failed."""
         if not self.is_blind():
             return Health(True)
         if self._fault is not None:

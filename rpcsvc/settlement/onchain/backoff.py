@@ -14,10 +14,10 @@ class _Refusal(Struct, frozen=True):
 
 
 class Backoff:
-    """Tells when refused work may be tried again; times are those of ``now_ms``.
+    """Tells when refused work may be tried again. Times are those of ``now_ms``.
 
-    A pause is twice as long as the one before it, from ``first_ms`` to ``longest_ms``. Work may be
-    tried at once when what decided about it has changed, or the clock was set back.
+    Each pause is twice as long as the last, from ``first_ms`` to ``longest_ms``. Work may be tried
+    at once when the facts that decided have changed, or the clock was set back.
     """
 
     def __init__(self, now_ms: Callable[[], int], first_ms: int, longest_ms: int) -> None:

@@ -50,6 +50,7 @@ _LONGEST_QUOTE: Final = 300
 _CONNECTIONS: Final = 16
 
 T = TypeVar("T")
+_MINUTE_MS: Final = 60_000
 
 
 class RpcFailure(Exception):
@@ -75,7 +76,7 @@ class RpcOutcomeUnknown(RpcFailure):
 
 
 class TimedOut(RpcOutcomeUnknown):
-    """No whole answer came in time."""
+    """The daemon sent no whole answer in time."""
 
 
 class BadAnswer(RpcOutcomeUnknown):
@@ -105,7 +106,7 @@ class NodeError(RpcFailure):
 
 
 class ChainUnusable(Exception):
-    """Node, wallet, token or mnemonic is not what it should be. The text is for the operator."""
+    """A node, wallet, token or mnemonic is not the right one. The text is for the operator."""
 
 
 class DaemonEndpoint(Redacted, frozen=True):
@@ -143,11 +144,11 @@ class DaemonEndpoint(Redacted, frozen=True):
 
 
 class DaemonRpc:
-    """One daemon. Use as ``async with``, or ``open`` and ``close``.
+    """Calls one daemon. Use as ``async with``, or ``open`` and ``close``.
 
-    ``read`` and ``read_path`` repeat what may pass; ``act`` and ``act_path`` send once. All raise
-    RpcFailure. JSON-RPC goes to the endpoint's URL with ``rpc_path`` added. ``pause`` waits
-    between repetitions, in seconds.
+    ``read`` and ``read_path`` repeat calls whose failure may pass; ``act`` and ``act_path`` send
+    once. All raise RpcFailure. JSON-RPC goes to the endpoint's URL with ``rpc_path`` added.
+    ``pause`` waits between repetitions, in seconds.
     """
 
     def __init__(
@@ -346,7 +347,7 @@ def read_answer(model: Model[T], node: str, method: str, value: Any) -> T:
 
 
 def read_field(model: Model[T], node: str, method: str, answer: Any, key: str) -> T:
-    """One field of an answer. Raises BadAnswer, also when the field is left out."""
+    """Return one field of an answer as its model. Raises BadAnswer, also for a missing field."""
     if not isinstance(answer, dict) or key not in answer:
         raise BadAnswer(node, method, f"the answer has no {key}")
     return read_answer(model, node, f"{method}: {key}", answer[key])
@@ -360,7 +361,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def parse_json(content: bytes) -> Any:
-    """JSON with integers exact at any size and no floats (Decimal). Raises ValueError."""
+    """Return JSON with integers exact at any size and no floats (Decimal). Raises ValueError."""
     try:
         return json.loads(content, parse_float=Decimal, parse_constant=_no_constant)
     except RecursionError as error:
@@ -401,13 +402,11 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
 
 
-_MINUTE_MS: Final = 60_000
-
-
 class StallDetector:
     """Watches one node, whose blocks nearly always come within ``longest_gap_ms``.
 
-    ``steady`` is a monotonic clock in ms. ``height``: what the node said last; None before.
+    ``steady`` is a monotonic clock in ms. ``height``: the node's last answer; None before the
+    first.
     """
 
     def __init__(self, longest_gap_ms: int, steady: Callable[[], int] = steady_ms) -> None:
@@ -424,11 +423,11 @@ class StallDetector:
             self._highest, self._since = height, self._steady()
 
     def age_ms(self) -> int | None:
-        """Time since the node showed a new block; None before the first."""
+        """Return the time since the node showed a new block; None before the first."""
         return None if self._highest < 0 else self._steady() - self._since
 
     def problem(self, node: str) -> str | None:
-        """For the operator: that the chain of ``node`` has stopped; None while blocks come."""
+        """Return a message for the operator when the chain of ``node`` has stopped; else None."""
         lasts = self._steady() - self._since
         if self._highest < 0 or lasts < self._longest_gap_ms:
             return None

@@ -99,19 +99,19 @@ class _WaitingTransfer(NamedTuple):
 
 
 class SignedPayments:
-    """Sums over the payments of the service's wallets."""
+    """Sums the payments of the service's wallets."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
 
     async def sent_since(self, asset: Asset, at: int) -> int:
-        """Atomic units signed for orders since ``at`` (ms), over all networks."""
+        """Return the atomic units signed for orders since ``at`` (ms), over all networks."""
         row = await self._db.fetch_one(_SENT["XMR" if asset is XMR else "USDC"], at=at)
         return int(row["units"]) if row else 0
 
     async def unmatched(self, transfer: Transfer) -> str | None:
-        """A recorded payment that conflicts with the transfer's order, in words; None if there is
-        none.
+        """Return a recorded payment that conflicts with the transfer's order, in words; None if
+        there is none.
 
         The payment journal may restore a payment for an order that an older copy of the database
         carries on differently: the next transfer would pay a second time.
@@ -136,7 +136,7 @@ class SignedPayments:
 
 
 class PayoutGuard:
-    """Lets transfers pass, or not. ``shared``: the pause that other replicas may make."""
+    """Holds transfers back by the pause and the caps. ``shared``: the pause of all replicas."""
 
     def __init__(
         self,
@@ -158,11 +158,11 @@ class PayoutGuard:
         self._counting = asyncio.Lock()
 
     def paused(self) -> str | None:
-        """Why payouts are paused; None when they are not."""
+        """Return why payouts are paused; None when they are not."""
         return self.switch.reason()
 
     async def look(self) -> None:
-        """Read what other replicas may have said. Raises errors.Unavailable."""
+        """Read the pause that another replica may have made. Raises errors.Unavailable."""
         if self._shared is not None:
             await self._shared.look()
 
@@ -200,7 +200,7 @@ class PayoutGuard:
     async def _within_caps(
         self, transfers: Sequence[Transfer], *, after: Transfer
     ) -> list[Transfer]:
-        """The transfers that may go out together with ``after``; the others wait in the queue."""
+        """Return the transfers that may go out together with ``after``; the others stay queued."""
         passed: list[Transfer] = []
         units = after.units
         for transfer in transfers:
@@ -212,11 +212,11 @@ class PayoutGuard:
         return passed
 
     async def _over(self, transfer: Transfer, besides: int = 0) -> str | None:
-        """The cap that a transfer exceeds, if ``besides`` units are about to be signed as well."""
+        """Return the cap that a transfer exceeds, if ``besides`` units are signed in addition."""
         caps, asset = self._caps[transfer.asset], transfer.asset
         if transfer.units > caps.per_transfer:
             return _over("the cap per transfer", caps.per_transfer, asset)
-        # In this order: what is committed meanwhile counts twice, rather than not at all.
+        # In this order: a payment committed meanwhile counts twice, rather than not at all.
         passing = self._passing[asset]
         sent = passing + await self._signed.sent_since(asset, self._clock.now_ms() - _DAY_MS)
         if sent + besides + transfer.units > caps.per_day:
@@ -224,7 +224,7 @@ class PayoutGuard:
         return None
 
     def health(self) -> Health:
-        """Whether money may go out, and if not, what holds it."""
+        """Return whether money may go out, and if not, the reason."""
         reason = self.paused()
         if reason is not None:
             lost = "" if self.switch.is_written else f" ({_IN_MEMORY})"
@@ -236,7 +236,7 @@ class PayoutGuard:
         return Health(True)
 
     def _forget_silent(self) -> None:
-        """Drop what does not ask any more; by a clock that was set back, what asked "later"."""
+        """Drop transfers that are no longer tried, or were noted before the clock was set back."""
         now = self._clock.now_ms()
         self._held = {
             transfer_id: held
@@ -250,12 +250,12 @@ def _over(cap: str, units: int, asset: Asset) -> str:
 
 
 class OnchainEngine(Wallets):
-    """Implements Wallets with one adapter per asset.
+    """Settles by one adapter for each asset, and by their networks.
 
     ``reconciliations``: the check that must pass once, by asset, before anything is signed for it.
-    ``unserved``: what is wrong with orders that neither adapter serves; None: nothing. ``journal``:
-    where payments are recorded before anything else; nothing is signed while it takes none.
-    ``has_time``: whether the lease under which money is moved still has time.
+    ``unserved``: the problem with orders that neither adapter serves; None: nothing. ``journal``:
+    records payments before anything else does; nothing is signed while it takes none. ``has_time``:
+    whether the lease under which money is moved still has time.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class OnchainEngine(Wallets):
             await pause(self.poll_ms / 1000)
 
     async def _maintain(self, adapter: ChainAdapter) -> None:
-        """One round; a failure is logged, is in health, and the next round tries again."""
+        """Run one round; a failure is logged, is in health, and the next round tries again."""
         try:
             await adapter.maintain()
             self._faults.pop(adapter.asset, None)
@@ -317,7 +317,7 @@ class OnchainEngine(Wallets):
             self._faults[adapter.asset] = type(error).__name__
 
     async def _inspect_first(self, adapter: ChainAdapter) -> None:
-        """Whatever was sent and is not on record is found even if nothing is to be signed."""
+        """Find sent transactions that are not on record, even if nothing is to be signed."""
         poll = self._reconciliations.get(adapter.asset)
         if poll is None:
             return
@@ -391,7 +391,7 @@ class OnchainEngine(Wallets):
             )
 
     def names(self, asset: Asset, chain: str) -> NetworkNames:
-        """The names of the network that takes a deposit of ``asset``."""
+        """Return the names of the network that takes a deposit of ``asset``."""
         return self._adapters[asset].names(chain)
 
     @override
@@ -418,7 +418,7 @@ class OnchainEngine(Wallets):
         return await self._of(key.network).confirmations(key)
 
     async def confirmations_at(self, key: DepositKey, height: int) -> int:
-        """The confirmations of a deposit when the newest block is at ``height``."""
+        """Return the confirmations of a deposit when the newest block is at ``height``."""
         return await self._of(key.network).confirmations(key, height)
 
     @override
@@ -486,7 +486,7 @@ class OnchainEngine(Wallets):
         return Health(not wrong, "; ".join(wrong + notes) or None)
 
     async def _without_node(self) -> Health:
-        """Whether all orders are of networks that a node serves: the others wait for ever."""
+        """Return whether a node serves the network of each order: the others wait for ever."""
         try:
             problem = await self._unserved() if self._unserved else None
         except Unavailable:
@@ -494,7 +494,7 @@ class OnchainEngine(Wallets):
         return Health(problem is None, problem)
 
     def _above_floor(self, adapter: ChainAdapter) -> Health:
-        """Whether the wallet holds what the operator wants it to hold at least."""
+        """Return whether the wallet holds at least the operator's floor."""
         floor = self._floors[adapter.asset]
         try:
             held = adapter.total()

@@ -1,4 +1,4 @@
-"""The check of a payment journal beside an SQLite database: ``rpcsvc db check``."""
+"""The check of a payment journal against an SQLite database: ``rpcsvc db check``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RECORDED = (
 
 
 def check_journal(data_dir: Path, folder: Path, places: Sequence[Path]) -> tuple[list[str], str]:
-    """Problems of the journal, and its state in words. The service may be running."""
+    """Return the problems of the journal, and its state in words. The service may be running."""
     # The database first: meanwhile the journal can only grow.
     with closing(open_reader(data_dir / DATABASE_NAME)) as reader:
         row = reader.execute(_MARK).fetchone()
@@ -62,7 +62,7 @@ def _journal_problems(found: JournalContents, mark: Mark | None) -> Iterator[str
 def _unrecorded(
     lines: Sequence[Line], mark: Mark | None, reader: sqlite3.Connection
 ) -> Iterator[str]:
-    """Journaled payments up to the mark that the database lacks: the two files do not belong
+    """Yield journaled payments up to the mark that the database lacks: the two files do not belong
     together.
 
     Payments that a replay skips on purpose do not count.

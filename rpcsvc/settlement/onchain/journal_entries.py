@@ -1,7 +1,7 @@
-"""The entries of both chains as the lines of payment journals have them, and how lines are judged.
+"""The entries of both chains as lines of payment journals, and the rules that judge the lines.
 
-Pure. A line suffices to find a transaction, to publish the same bytes again, and to know whom it
-pays. Amounts are atomic units, times ms.
+Pure. A line suffices to find a transaction, to publish its bytes again, and to know whom it pays.
+Amounts are atomic units, times ms.
 """
 
 from __future__ import annotations
@@ -34,6 +34,14 @@ _SIGNED: Final = (MONERO_PAYMENT, EVM_PAYMENT, EVM_ATTEMPT)
 
 
 Entry = MoneroEntry | EvmEntry | AttemptEntry | VoidEntry | SweptEntry | AddressesEntry
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Entry]]] = {
+    MONERO_PAYMENT: MoneroEntry.read,
+    EVM_PAYMENT: EvmEntry.read,
+    EVM_ATTEMPT: AttemptEntry.read,
+    VOID: lambda body: VoidEntry(body["payment"], body["txid"]),
+    SWEPT: SweptEntry.read,
+    ADDRESSES: lambda body: AddressesEntry(body["network"], body["to"]),
+}
 
 
 def from_body(body: Mapping[str, Any]) -> Entry | None:
@@ -65,7 +73,7 @@ def is_continued(marks: Sequence[Mark], watched: Sequence[Mark] | None) -> bool:
 
 
 def is_later(marks: Sequence[Mark], before: Sequence[Mark]) -> bool:
-    """Whether the database has at least what it had before."""
+    """Whether the database has at least as much as it had before."""
     lines = {mark.journal: mark.at.line for mark in marks}
     return _newest(marks) >= _newest(before) and all(
         lines.get(mark.journal, -1) >= mark.at.line for mark in before
@@ -94,7 +102,8 @@ def last_signed(lines: Sequence[Line]) -> Line | None:
 
 
 def is_refused(last: Line, own: Mark | None, marks: Sequence[Mark]) -> bool:
-    """Whether the database refused the commit of a last line for good; ``own``: the journal's mark.
+    """Whether the database permanently refused the commit of a last line; ``own``: the journal's
+    mark.
 
     Since its lease another replica has opened a journal: each commit of that lease is there.
     """
@@ -126,7 +135,7 @@ def void_of(entry: Entry | None) -> VoidEntry | None:
 
 
 def latest(entries: Sequence[Entry], void: Collection[tuple[str, str]]) -> list[Entry]:
-    """Without payments that a later one took the place of; ``void``: (payment id, txid).
+    """Return the entries without payments that a later one replaced; ``void``: (payment id, txid).
 
     The database took the later one, so it knew that the earlier one was over.
     """
@@ -152,13 +161,3 @@ def _claims(entry: Entry, void: Collection[tuple[str, str]]) -> set[str]:
     if isinstance(entry, EvmEntry):
         return {entry.payment.payment_id}
     return set()
-
-
-_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Entry]]] = {
-    MONERO_PAYMENT: MoneroEntry.read,
-    EVM_PAYMENT: EvmEntry.read,
-    EVM_ATTEMPT: AttemptEntry.read,
-    VOID: lambda body: VoidEntry(body["payment"], body["txid"]),
-    SWEPT: SweptEntry.read,
-    ADDRESSES: lambda body: AddressesEntry(body["network"], body["to"]),
-}

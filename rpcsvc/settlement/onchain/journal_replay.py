@@ -1,6 +1,6 @@
 """The replay of the payment journal's lines into a database that lacks them.
 
-A line without a row is adopted: the same bytes are published again, and nothing is signed.
+A line without a row is adopted: its bytes are published again, and nothing is signed.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ _RESTORED: Final = (
 class JournalWatch:
     """The marks of all journals, as a standby saw them last while another replica settled.
 
-    None unless that one had opened its journal: it may lack what another one has journaled. A look
-    that finds less than the one before is left out: the database was replaced by an older copy.
-    ``pause`` is looked at, too.
+    None unless that replica had opened its journal: it may lack lines of another one. A look that
+    finds less than the one before is left out: the database was replaced by an older copy.
+    ``pause`` is read, too.
     """
 
     def __init__(self, database: Tables, pause: SharedPause | None = None) -> None:
@@ -114,7 +114,7 @@ class ReplayResult(Struct):
 
 
 class JournalReplay:
-    """One replay over an open database that has no other writer."""
+    """Replays lines once into an open database that has no other writer."""
 
     def __init__(self, database: Tables, clock: Clock) -> None:
         self._db = database
@@ -303,14 +303,14 @@ async def open_journal(
     """Open the journal and adopt the lines that the database lacks (docs/adr/0014-replicas.md).
 
     ``watched``: the marks that a standby saw last while another replica settled. Unless the process
-    ``is_alone``, a restored copy pauses payouts: other journals may have more of it. A line that
-    the database rejects pauses them, too.
+    ``is_alone``, a restored copy pauses payouts: other journals may have more of them. A line that
+    the database rejects pauses payouts, too.
     """
     marks = await marks_of(database)
     heads = await journal.heads()
     own = next((mark for mark in reversed(marks) if mark.journal in heads), None)
     follows = not marks or own == marks[-1] or is_continued(marks, watched)
-    # Alone there is one journal, and one that the database does not know is another database's.
+    # Alone there is one journal; a journal that the database does not know is another database's.
     is_newer = not is_alone and not follows and is_ahead(heads.values(), marks)
     lines = await journal.open(own if follows or is_newer else marks[-1])
     if not journal.health().ok or journal.mark == own:

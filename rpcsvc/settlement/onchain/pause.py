@@ -56,15 +56,15 @@ class PauseSwitch:
 
     @property
     def is_written(self) -> bool:
-        """Whether what ``reason`` said last would hold over a restart."""
+        """Whether the pause that ``reason`` gave last would hold over a restart."""
         return self._unwritten is None
 
     def reason(self) -> str | None:
-        """Why payouts are paused; None when they are not."""
+        """Return why payouts are paused; None when they are not."""
         return self.own() or self.shared
 
     def own(self) -> str | None:
-        """Why this replica's own switch is thrown; None when it is not."""
+        """Return why this replica's own switch is thrown; None when it is not."""
         said, unwritten = self._said(), self._unwritten
         if unwritten is None:
             return said
@@ -119,7 +119,7 @@ class PauseRow:
         self._db = database
 
     async def reason(self) -> str | None:
-        """Why payouts are paused; None: they are not. Raises errors.Unavailable."""
+        """Return why payouts are paused; None: they are not. Raises errors.Unavailable."""
         row = await self._db.fetch_one(_PAUSED)
         return None if row is None else str(row["reason"])
 
@@ -194,6 +194,7 @@ def _shown(reason: str) -> str:
 
 def throw(switch: PauseSwitch, reason: str, *, is_always_named: bool = False) -> bool:
     """Pause payouts by the service itself. True if the pause was written now; never raises OSError.
+
     False if payouts were paused already, or the file can't be written: then the pause lasts as long
     as this process, and the log names the remedy. A reason that ``is_always_named`` is put before
     an earlier one, so that the operator who resumes sees it.

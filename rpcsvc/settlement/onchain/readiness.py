@@ -1,7 +1,7 @@
 """Inspects nodes and wallets from outside the service, and checks what the engine needs.
 
-Beside a running service (``alone`` False) nothing is changed: the wallet is neither opened nor
-refreshed. The checks of ``rpcsvc onchain init`` are pure functions of what was found.
+While a service runs (``alone`` False) nothing is changed: the wallet is neither opened nor
+refreshed. The checks of ``rpcsvc onchain init`` are pure functions of the findings.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, read_held
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
+
+_WEI_DIGITS: Final = 18
+_BLOCK_MINUTES: Final = 2
 
 
 class XmrHeld(Struct, frozen=True):
@@ -78,7 +81,7 @@ class MoneroInspector(Struct, frozen=True):
         return self.connection.wallet
 
     async def poll(self) -> MoneroFound:
-        """Everything that can be found out now."""
+        """Return everything that can be found out now."""
         async with self.connection.node, self.connection.wallet:
             try:
                 info = await self.connection.check_node()
@@ -98,7 +101,7 @@ class MoneroInspector(Struct, frozen=True):
         return MoneroFound(height, primary_address=address, held=held)
 
     async def _open_address(self) -> str:
-        """The primary address of the open wallet; opens it when that is nobody else's task."""
+        """Return the primary address of the open wallet; open it when no service does."""
         try:
             return await self.wallet.primary_address()
         except NodeError as error:
@@ -151,7 +154,7 @@ class MoneroInspector(Struct, frozen=True):
 async def inspect_network(
     network: EvmNetwork, client: EvmClient, hot_wallet: str | None
 ) -> NetworkFound:
-    """Inspects a node once, its token, and what the hot wallet holds there, if there is one."""
+    """Inspect a node once, its token, and the hot wallet's balances there, if there is a wallet."""
     connection = EvmConnection(client, network)
     async with client:
         try:
@@ -167,12 +170,8 @@ async def inspect_network(
     )
 
 
-_WEI_DIGITS: Final = 18
-_BLOCK_MINUTES: Final = 2
-
-
 class ReadinessCheck(Struct, frozen=True):
-    """One result of the inspection. ``remedy`` says what to do when it is not ``ok``."""
+    """One result of the inspection. ``remedy``: the operator's next step when it is not ``ok``."""
 
     name: str
     ok: bool
@@ -193,7 +192,7 @@ def coins(wei: int) -> str:
 def monero_checks(
     found: MoneroFound, options: MoneroOptions, floor: int
 ) -> Iterator[ReadinessCheck]:
-    """Node, wallet, and its outputs. ``floor`` in piconero."""
+    """Yield the checks of node, wallet and its outputs. ``floor`` in piconero."""
     if found.node_problem is not None:
         yield ReadinessCheck(
             "monero node", False, found.node_problem,
@@ -238,7 +237,7 @@ def _xmr_check(held: XmrHeld, address: str, options: MoneroOptions, floor: int) 
 def network_checks(
     found: NetworkFound, hot_wallet: str | None, native_token: str
 ) -> Iterator[ReadinessCheck]:
-    """Node and token, gas and USDC of one network."""
+    """Yield the checks of one network: node and token, gas and USDC."""
     network = found.network
     if found.problem is not None:
         yield ReadinessCheck(
@@ -285,7 +284,9 @@ def _gas_check(found: NetworkFound, wei: int, hot_wallet: str, native_token: str
 def usdc_floor_check(
     found: Sequence[NetworkFound], hot_wallet: str, floor: int
 ) -> ReadinessCheck | None:
-    """Whether all networks together hold the floor; None when none is set or not all are known."""
+    """Return whether all networks together hold the floor; None without one, or if a network is not
+    known.
+    """
     known = [item.hot.usdc for item in found if item.hot is not None]
     if not floor or len(known) < len(found):
         return None

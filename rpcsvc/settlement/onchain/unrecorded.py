@@ -20,17 +20,6 @@ from rpcsvc.store.database import Statement, Tables, from_row, insert
 
 log = structlog.get_logger(__name__)
 
-
-class UnattributedDeposit(Struct, frozen=True):
-    """A confirmed deposit that is of no order. ``order_id``: whose address it came to, if any's."""
-
-    network: str
-    txid: str
-    address: str
-    units: int
-    order_id: str | None
-
-
 _ACKNOWLEDGE_TRANSACTION: Final = (
     f"{insert('acknowledged_transactions', ('network', 'txid', 'at'))} ON CONFLICT DO NOTHING"
 )
@@ -47,21 +36,32 @@ _UNATTRIBUTED: Final = (
     "  WHERE e.network = s.network AND e.txid = s.txid)"
     " ORDER BY s.network, s.txid, s.position LIMIT 1000"
 )
+_HEX64: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class UnattributedDeposit(Struct, frozen=True):
+    """A confirmed deposit that is of no order. ``order_id``: whose address it came to, if any's."""
+
+    network: str
+    txid: str
+    address: str
+    units: int
+    order_id: str | None
 
 
 class UnrecordedLedger:
-    """The rows of those who look for what is not on record. All may raise errors.Unavailable."""
+    """The rows about transactions that are not on record. All may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
 
     async def annotated(self, network: str) -> list[str]:
-        """Ids of transactions that the operator made by hand and annotated."""
+        """Return the ids of transactions that the operator made by hand and annotated."""
         sql = "SELECT txid FROM annotated_transactions WHERE network = :network ORDER BY txid"
         return [row["txid"] for row in await self._db.fetch(sql, network=network)]
 
     async def not_on_record(self, txids: Collection[str]) -> list[str]:
-        """The unrecorded ones of the wallet's Monero transactions, in order.
+        """Return the wallet's Monero transactions that are not on record, in order.
 
         They are no payment of the service, and neither annotated nor acknowledged.
         """
@@ -69,7 +69,7 @@ class UnrecordedLedger:
         return sorted(set(txids) - known)
 
     async def unattributed_deposits(self) -> list[UnattributedDeposit]:
-        """Confirmed deposits without an order or annotation; the first 1,000."""
+        """Return confirmed deposits without an order or annotation; the first 1,000."""
         return await unattributed_deposits(self._db)
 
     async def acknowledge_transactions(self, network: str, txids: Collection[str], at: int) -> None:
@@ -83,7 +83,7 @@ class UnrecordedLedger:
 
 
 async def unattributed_deposits(database: Tables) -> list[UnattributedDeposit]:
-    """Confirmed deposits without an order or annotation; the first 1,000.
+    """Return confirmed deposits without an order or annotation; the first 1,000.
 
     Raises errors.Unavailable.
     """
@@ -91,7 +91,7 @@ async def unattributed_deposits(database: Tables) -> list[UnattributedDeposit]:
 
 
 def reason_of(wallet: str) -> str:
-    """Why payouts are paused, and what to do, for the operator."""
+    """Return why payouts are paused, and the operator's next steps."""
     return (
         f"transactions of {wallet} that the database does not know: run rpcsvc audit, then rpcsvc"
         " payouts resume"
@@ -99,17 +99,14 @@ def reason_of(wallet: str) -> str:
 
 
 def pause_for(switch: PauseSwitch, wallet: str) -> bool:
-    """Pause payouts; False when they are paused for another reason, or that can't be written.
+    """Pause payouts; False when they are paused for another reason, or the pause can't be written.
 
-    It is on disk before anything counts as acknowledged: a failed write loses no warning.
+    The pause is on disk before anything counts as acknowledged: a failed write loses no warning.
     """
     if not throw(switch, reason_of(wallet)):
         return False
     log.error("payouts_paused_by_unrecorded_transactions", wallet=wallet)
     return True
-
-
-_HEX64: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class NotAdopted(Exception):
@@ -126,7 +123,7 @@ class OpenTransfer(Struct, frozen=True):
 
 
 class Adopted(Struct, frozen=True):
-    """A payment that is on record now. ``other_units``: what it paid to others besides."""
+    """A payment that is on record now. ``other_units``: paid to others in addition."""
 
     txid: str
     transfers: tuple[OpenTransfer, ...]
@@ -135,7 +132,7 @@ class Adopted(Struct, frozen=True):
 
 
 def bare_txid(text: str, prefix: str) -> str:
-    """A transaction id in lower case, with ``prefix``. Raises NotAdopted."""
+    """Return a transaction id in lower case, with ``prefix``. Raises NotAdopted."""
     digits = text.lower().removeprefix("0x")
     if not _HEX64.fullmatch(digits):
         raise NotAdopted(

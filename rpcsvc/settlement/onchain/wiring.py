@@ -69,7 +69,7 @@ _COUNT: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncIterator[Settlement]:
     """Settle from the operator's wallets, or take orders while another replica does.
 
-    Raises SettingsError, also for what a node refuses. The packages of the extra ``onchain`` are
+    Raises SettingsError, also when a node refuses a call. The packages of the extra ``onchain`` are
     imported only when a key is first needed.
     """
     settings, clock, lease = context.settings.onchain, context.clock, context.lease
@@ -199,7 +199,7 @@ async def _engine(
 
 
 def check(settings: Settings, chains: ChainRegistry) -> None:
-    """Raise SettingsError for what a start would refuse, without asking a node or a wallet."""
+    """Raise SettingsError for settings that a start would refuse. Asks no node and no wallet."""
     onchain = settings.onchain
     monero_options(onchain)
     monero_clients(onchain)
@@ -223,7 +223,7 @@ def served_chains(settings: OnchainSettings, chains: ChainRegistry) -> ChainRegi
                 f" {', '.join(known)}, such as arbitrum=http://127.0.0.1:8545"
             ]
         )
-    # One that is not the name of a chain would leave that chain's deposits without finality.
+    # A name that is no chain's would leave the deposits of the meant chain without finality.
     if unknown := sorted(set(settings.finalized) - set(known)):
         raise SettingsError(
             [
@@ -287,7 +287,7 @@ def monero_options(settings: OnchainSettings) -> MoneroOptions:
             wallet_password=_revealed(settings.wallet_file_password) or "",
             thresholds=tuple(_threshold(text) for text in settings.xmr_confirmations),
             settled_after=settings.xmr_settled_after,
-            # What is not final yet for a payout is not for what took its input either.
+            # A rival of a payout is final no earlier than a payout is.
             failed_after=max(MoneroOptions().failed_after, settings.xmr_settled_after),
             pool_target=ahead,
             pool_low=ahead * 3 // 4,

@@ -71,7 +71,7 @@ class Ledgers(Struct, frozen=True):
 
 
 class EvmNode(Struct, frozen=True):
-    """A network to serve. ``coin_price``: USDC units for a whole coin of what gas is paid in."""
+    """A network to serve. ``coin_price``: USDC units for a whole coin of the one that pays gas."""
 
     network: EvmNetwork
     client: EvmClient
@@ -232,7 +232,7 @@ class EvmNetworkAdapter(ServedNetwork):
         try:
             found = await self.deposits.observe()
         except Unavailable:
-            return Observation()  # health says why; a later pass sees what was not seen now
+            return Observation()  # health says why; a later pass sees the deposits
         at = self.deposits.complete_until
         return Observation(found, {} if at is None else {self.network.name: at})
 
@@ -248,9 +248,9 @@ class EvmNetworkAdapter(ServedNetwork):
             )
 
     def _why_nothing_is_sent(self) -> str | None:
-        """The blacklist, gas at no known price or one that nobody would pay, or too little ether.
+        """Return the reason why an order taken now would wait for its payout or refund; None: none.
 
-        None: none of them. An order taken now would wait for its payout, or for its refund.
+        The token's blacklist, gas at an unknown price or too dear, or too little ether.
         """
         if self.payments.gas.is_blacklisted:
             return f"the hot wallet is on the blacklist of USDC on {self.network.name}"
@@ -270,7 +270,7 @@ class EvmNetworkAdapter(ServedNetwork):
         return None
 
     async def keep_up(self, work: Callable[[EvmNetworkAdapter], Awaitable[None]]) -> None:
-        """Do it; a fault of the service itself is one of this network alone, and in health."""
+        """Run ``work``; a fault of the service concerns this network alone, and is in health."""
         try:
             await work(self)
             self._fault = None
@@ -300,7 +300,7 @@ class EvmNetworkAdapter(ServedNetwork):
             log.info("evm_check_postponed", network=self.network.name, reason=reason.message)
 
     async def maintain(self) -> None:
-        """Refresh, follow payments, sweep; what fails is in health and tried again."""
+        """Refresh, follow payments, sweep; a failure is in health and tried again."""
         await self.poll()
         try:
             with self.connection.watched():
@@ -310,7 +310,7 @@ class EvmNetworkAdapter(ServedNetwork):
             log.info("evm_maintenance_postponed", network=self.network.name, reason=reason.message)
 
     async def problems(self) -> list[str]:
-        """Problems for the operator, in words."""
+        """Return problems for the operator, in words."""
         name = self.network.name
         failed = self._fault and f"the upkeep of {name} has failed ({self._fault})"
         found = [text for text in (self.problem, self.connection.stall(), failed) if text]
@@ -328,14 +328,14 @@ class EvmNetworkAdapter(ServedNetwork):
         return found + self.payments.conditions() + self.authorizations.conditions()
 
     def notes(self) -> list[str]:
-        """Notes for the operator that delay no order."""
+        """Return notes for the operator that delay no order."""
         return self.sweeps.conditions()
 
 
 class EvmAdapter(ChainAdapter):
-    """Implements ChainAdapter for USDC. It owns the clients from ``start`` to ``close``.
+    """USDC on all networks, whose clients it owns from ``start`` to ``close``.
 
-    ``nodes`` are what it settles on; ``chains`` are all that there may be orders of.
+    ``nodes``: the networks that it settles on; ``chains``: all that there may be orders of.
     """
 
     asset: Asset = USDC
@@ -500,10 +500,10 @@ class EvmAdapter(ChainAdapter):
 
 
 class OnchainAuthorizations(AuthorizationWallets):
-    """Implements the AuthorizationWallets port by the USDC adapter.
+    """Carries out signed authorizations by the USDC adapter.
 
-    Takes new authorizations only while orders are taken (``require_ready``); carries out those that
-    are recorded.
+    Takes new authorizations only while orders are taken (``require_ready``); carries out recorded
+    ones at any time.
     """
 
     def __init__(self, require_ready: Callable[[], None], usdc: EvmAdapter) -> None:

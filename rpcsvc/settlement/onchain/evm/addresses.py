@@ -57,7 +57,7 @@ class EvmAddressPool:
         return address
 
     async def load(self) -> None:
-        """Load what an earlier run returned.
+        """Load the addresses that an earlier run returned.
 
         Raises ChainUnusable when the recorded addresses are those of another mnemonic.
         """
@@ -80,7 +80,7 @@ class EvmAddressPool:
                 await self._make(self._options.pool_target - len(self._free))
 
     async def close(self) -> None:
-        """Give back what was not handed out; nothing can be taken any more."""
+        """Return the unused addresses; none can be taken any more."""
         if self._refilling is not None:
             await asyncio.gather(self._refilling, return_exceptions=True)
         async with self._lock:
@@ -121,7 +121,7 @@ class EvmAddressPool:
                 raise _another_mnemonic(f"index {ours.index}", theirs.address, ours.address)
 
     async def _make(self, count: int) -> None:
-        # Nothing above the top was ever handed out: what a failed commit left is made again.
+        # Nothing above the top was ever handed out: addresses of a failed commit are made again.
         indices = range(self._top + 1, self._top + 1 + count)
         made = await asyncio.to_thread(self._derive, indices)
         await self._ledger.add_addresses(made)

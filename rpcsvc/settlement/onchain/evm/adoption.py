@@ -12,7 +12,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import Transfer, TransferState
-from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
+from rpcsvc.orders.ports.wallets import Record
 from rpcsvc.settlement.onchain.evm.keys import SignedFields, signed_fields
 from rpcsvc.settlement.onchain.evm.node import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, Receipt
@@ -38,9 +38,9 @@ _BY_HASH = "eth_getTransactionByHash"
 
 
 class EvmAdoption:
-    """Looks at one network; ``hot_wallet`` (EIP-55) is the one that pays.
+    """Adopts on one network; ``hot_wallet`` (EIP-55) is the one that pays.
 
-    Everything raises RpcFailure and ChainUnusable.
+    Every method may raise RpcFailure and ChainUnusable.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class EvmAdoption:
     async def adopt(self, wanted: OpenTransfer, txid: str, record: Record) -> Adopted:
         """Put on record that a transaction pays ``wanted``. Raises NotAdopted.
 
-        A payment that is on record with the same nonce gets one more attempt: its fee was raised
-        after the copy of the database was made.
+        A payment on record with its nonce gets one more attempt: its fee was raised after the copy
+        of the database was made.
         """
         txid = bare_txid(txid, "0x")
         require_open(wanted.transfer)
@@ -73,16 +73,16 @@ class EvmAdoption:
             async def commit(rows: Rows) -> None:
                 await self._ledger.add_payment(payment, rows=rows)
 
-            await record(_prepared(payment), commit)
+            await record(payment.prepared, commit)
         else:
             await self._raise(wanted.transfer, known, fields, attempt)
             if wanted.transfer.state is TransferState.PLANNED:
-                await record(_prepared(known), None)
+                await record(known.prepared, None)
         extra = self._sent(receipt) - wanted.transfer.units
         first = attempt if known is None else known.attempts[0]
         return Adopted(first.txid, (wanted,), receipt.block_number, extra)
 
-    # --- what the node says --------------------------------------------------------------------
+    # --- from the node -------------------------------------------------------------------------
 
     async def _mined(self, txid: str) -> Receipt:
         receipt = await self._connection.client.receipt(txid)
@@ -130,12 +130,12 @@ class EvmAdoption:
         return fields
 
     async def _attempt(self, fields: SignedFields, receipt: Receipt) -> Attempt:
-        """As the service records one, dated by its block."""
+        """Return the attempt as the service records one, dated by its block."""
         block = await self._connection.client.block(receipt.block_number)
         at = self._clock.now_ms() if block is None else block.timestamp * 1000
         return Attempt(fields.txid, fields.raw.hex(), fields.max_fee, fields.tip, at)
 
-    # --- what is on record ---------------------------------------------------------------------
+    # --- on record -----------------------------------------------------------------------------
 
     async def _raise(
         self, transfer: Transfer, known: EvmPayment, fields: SignedFields, attempt: Attempt
@@ -172,15 +172,10 @@ class EvmAdoption:
         return replace(made, state=EvmPaymentState.PUBLISHED, published_at=attempt.made_at)
 
 
-def _prepared(payment: EvmPayment) -> PreparedTransfer:
-    first = payment.attempts[0]
-    return PreparedTransfer(first.txid, first.raw, (payment.payment_id,))
-
-
 def _above(last: Attempt, mined: Attempt) -> Attempt:
-    """The attempt as the books take it, where fees only rise: what a later one has to outbid.
+    """Return the attempt as the books take it, where fees only rise: a later one has to outbid it.
 
-    The service may have offered more since the copy was made, and not have got it to the network.
+    The service may have offered more since the copy was made, without the network getting it.
     """
     return replace(
         mined, max_fee=max(mined.max_fee, last.max_fee + 1), tip=max(mined.tip, last.tip + 1)

@@ -49,10 +49,10 @@ log = structlog.get_logger(__name__)
 
 # So long before it is recorded, an authorization may have been used by others.
 _LOOK_BACK_SECONDS: Final = 3_600
-# One that is signed later than this would hardly be mined within its window.
+# An authorization signed later than this would hardly be mined within its window.
 _LEAST_TO_SEND: Final = LEAST_SECONDS // 2
 _LONG_MS: Final = 10 * 60_000
-# Between the tries to send one that is refused. Its window may be no longer than LEAST_SECONDS.
+# Between the tries to send a refused authorization, whose window may be LEAST_SECONDS.
 _FIRST_PAUSE_MS: Final = 4_000
 _LONGEST_PAUSE_MS: Final = 30_000
 _NAMED_BYTES: Final = 16
@@ -68,7 +68,7 @@ _FINAL: Final = frozenset({EvmPaymentState.SETTLED, EvmPaymentState.FAILED})
 
 
 class _Spent(NamedTuple):
-    """Gas of 24 hours: given away, and borne by orders whose payment may yet fail."""
+    """The gas of 24 hours: given away, and borne by orders whose payment may yet fail."""
 
     given: int
     at_risk: int
@@ -93,7 +93,7 @@ class GasBudget:
         self._coin_prices = coin_prices
         self._ledger = ledger
         self._clock = clock
-        # What counts for a payment whose fee for L1 is not known: what the last one may have cost.
+        # Stands for the L1 fee of a payment whose own is not known: the most of the last one.
         self._l1_fees: dict[str, int] = {}
         self.spent: int | None = None
         self._deciding = asyncio.Lock()
@@ -125,10 +125,10 @@ class GasBudget:
 
     @asynccontextmanager
     async def spending(self, network: str, cost: CallCost, *, is_paid: bool) -> AsyncIterator[None]:
-        """Hold what a call may cost until its payment is on record.
+        """Hold the most that a call may cost until its payment is on record.
 
-        ``is_paid``: its order bears the gas. Raises errors.Unavailable when it is more than is
-        left: calls that are made at the same moment, on any network, never pass the bound together.
+        ``is_paid``: its order bears the gas. Raises errors.Unavailable when that is more than is
+        left: concurrent calls, on any network, never pass the bound together.
         """
         self._l1_fees[network] = cost.l1_fee
         needed = mul_div_ceil(cost.gas + cost.l1_fee, self._coin_prices[network], _WEI)
@@ -167,7 +167,7 @@ class GasBudget:
 
 
 class _Use(NamedTuple):
-    """The transaction that used a nonce. ``is_paid``: it moved what the authorization says."""
+    """The transaction that used a nonce. ``is_paid``: it made the authorized transfer."""
 
     txid: str
     block_number: int
@@ -200,19 +200,20 @@ class EvmAuthorizations:
         self._conditions = Conditions(connection.network.name)
 
     def conditions(self) -> list[str]:
-        """Authorizations that need the operator, in words."""
+        """Return the authorizations that need the operator, in words."""
         return self._conditions.texts()
 
     async def require_usable(self, record: AuthorizationRecord) -> None:
-        """Raise AuthorizationRefused for what the token would refuse; sends nothing.
+        """Raise AuthorizationRefused for an authorization that the token would refuse; sends
+        nothing.
 
-        One that others have carried out already is usable: its deposit is credited. Raises
+        An authorization that others have carried out is usable: its deposit is credited. Raises
         Unavailable when the gas can't be paid, or its budget is used up.
         """
         top, given = await self._connection.check(), record.signed.authorization
         await self._require_signature(record)
         if await self._is_used(record.key, top):
-            # Asked twice: of several nodes behind one address, one that lags gives no event.
+            # Asked twice: of several nodes behind one address, a lagging one gives no event.
             use = await self._use(record, top) or await self._use(record, top)
             if use is not None and use.is_paid:
                 return
@@ -267,7 +268,7 @@ class EvmAuthorizations:
             await self._send(record)
         return Carried(Outcome.PENDING)
 
-    # --- what became of it ---------------------------------------------------------------------
+    # --- outcome -------------------------------------------------------------------------------
 
     def _judged(self, record: AuthorizationRecord, use: _Use | None, top: Block) -> Carried:
         """An authorization whose nonce is used. Final only as deep as a failed payment has to be.
@@ -335,7 +336,7 @@ class EvmAuthorizations:
         return number
 
     async def _paid_by(self, record: AuthorizationRecord, txid: str) -> Receipt | None:
-        """The receipt of a transaction that moved what the authorization says."""
+        """Return the receipt of a transaction that made the authorized transfer."""
         receipt = await self._connection.client.receipt(txid)
         return receipt if receipt is not None and self._moved(record, receipt) else None
 
@@ -374,9 +375,9 @@ class EvmAuthorizations:
                  payment_id=order.payment_id, outcome=verdict.outcome.value)  # fmt: skip
 
     async def _simulated(self, record: AuthorizationRecord) -> EvmPaymentOrder:
-        """The call, which the node has tried out just now.
+        """Return the call, which the node has just tried out.
 
-        Raises NodeError when it fails: what the payer's code runs into is no fault of the node.
+        Raises NodeError when it fails: an error of the payer's code is no fault of the node.
         """
         given, vrs, token = record.signed.authorization, record.signed.vrs, self._network.token
         data = (
@@ -400,7 +401,7 @@ class EvmAuthorizations:
 
 
 def payment_id(record: AuthorizationRecord) -> str:
-    """The id of an authorization's payment: the same for the same authorization."""
+    """Return the id of an authorization's payment, which follows from the authorization."""
     digest = usdc.keccak256("/".join(record.key).encode())
     return f"authorization-{record.order_id}-{digest[:_NAMED_BYTES].hex()}"
 

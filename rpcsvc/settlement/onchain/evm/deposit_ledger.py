@@ -47,7 +47,7 @@ _ACKNOWLEDGE: Final = update(
     "network = :network AND txid = :txid AND position = :position",
 )
 _PUT_CURSOR: Final = upsert("evm_cursor", ("network", "number", "hash"), ("network", "number"))
-# Keeps the cursor that the same transaction inserts, whichever statement runs first.
+# Keeps the cursor that its transaction inserts, in either order of the statements.
 _VOID_CURSORS: Final = (
     "DELETE FROM evm_cursor WHERE network = :network AND number > :fork AND number <> :to"
 )
@@ -174,7 +174,7 @@ class EvmDepositLedger:
         await self._db.write([_put_cursor(network, cursor) for cursor in cursors])
 
     async def deposit(self, key: DepositKey) -> EvmDeposit | None:
-        """One deposit."""
+        """Return a deposit by its key; None if it is not on record."""
         sql = (
             f"{_SELECT_DEPOSIT} WHERE d.network = :network AND d.txid = :txid"
             " AND d.position = :position"
@@ -234,14 +234,16 @@ class EvmDepositLedger:
     async def awaiting(
         self, network: str, addresses: Collection[str], now_ms: int
     ) -> list[EvmAddress]:
-        """The addresses (compared without case) of such orders, by one query."""
+        """Return the addresses (compared without case) of orders that accept a deposit as on time,
+        by one query.
+        """
         rows = await self._db.fetch(
             _AWAITING, addresses=_lower(addresses), network=network, now=now_ms
         )
         return [_address(row) for row in rows]
 
     async def pool_sighting(self, network: str, txid: str) -> PoolSighting | None:
-        """When a transaction was seen before it was mined."""
+        """Return the sighting of a transaction before it was mined; None without one."""
         row = await self._db.fetch_one(
             f"{_SELECT_SIGHTING} AND txid = :txid", network=network, txid=txid
         )
@@ -253,7 +255,9 @@ class EvmDepositLedger:
         return {row["txid"] for row in await self._db.fetch(sql, network=network, txids=txids)}
 
     async def pool_counts(self, network: str, indices: Collection[int]) -> dict[int, int]:
-        """Number of sightings by address, by one query; addresses without any are left out."""
+        """Return the number of sightings by address, by one query; addresses without any are left
+        out.
+        """
         sql = (
             "SELECT address_index, count(*) AS sightings FROM evm_pool_sightings"
             " WHERE network = :network AND address_index IN :indices GROUP BY address_index"

@@ -57,7 +57,7 @@ class ScanPass(Struct):
     missing: set[str] = field(default_factory=set)
 
     def load(self, known: Iterable[EvmDeposit]) -> None:
-        """Take in what the database has, unless it is here already."""
+        """Add the database's deposits that are not here already."""
         for item in known:
             self.stored.setdefault(item.key, item)
             self.put(self.deposits.get(item.key, item))
@@ -146,7 +146,7 @@ class EvmDepositScanner:
         return Unavailable(f"Deposits on {name} can't be seen right now. Try again later.")
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """Record what is committed, and move the cursor to the block that was scanned.
+        """Record committed deposits, and move the cursor to the block that was scanned.
 
         Unacknowledged deposits stay in the database and are shown again.
         """
@@ -202,7 +202,7 @@ class EvmDepositScanner:
     # --- events --------------------------------------------------------------------------------
 
     async def _scan(self, scanned: ScanPass, head: Block) -> None:
-        """Read what is new, or as much of it as one pass does, and a little before it."""
+        """Read new blocks, as many as one pass does, and a few before them."""
         if scanned.fork.number >= head.number:
             return
         first, news = max(0, scanned.fork.number + 1 - self._forks.overlap), 0
@@ -220,7 +220,9 @@ class EvmDepositScanner:
             first = last + 1
 
     def _fit_span(self, piece: LogRange, asked: int) -> None:
-        """Ask for fewer blocks when the node refuses so many, or their events take long to read."""
+        """Ask for fewer blocks when the node refuses the number, or their events take long
+        to read.
+        """
         given = piece.last - piece.first + 1
         if len(piece.logs) > _MANY_EVENTS:
             self._span = max(1, given // 2)
@@ -289,9 +291,9 @@ class EvmDepositScanner:
             log.warning("evm_deposit_removed", network=self._network.name, txid=txid)
 
     async def _look_up_lost(self, scanned: ScanPass) -> None:
-        """Look up what was in a block that is not on the chain any more, and was not found since.
+        """Look up deposits whose block is not on the chain any more, and that were not found since.
 
-        What is due to be confirmed is checked too: it may be from a pass whose node knew less.
+        Deposits about to be confirmed are checked, too: they may be from a pass whose node lagged.
         """
         lost = [
             item.txid
@@ -341,10 +343,10 @@ class EvmDepositScanner:
         return DepositState.SEEN
 
     async def _remember(self, scanned: ScanPass, states: Mapping[DepositKey, DepositState]) -> None:
-        """Commit what is new before it is shown: the first-seen time must outlive a crash.
+        """Commit new deposits before they are shown: the first-seen time must outlive a crash.
 
-        And that it is shown: from then on the order layer may have committed either state, until
-        it says which.
+        Likewise that they are shown: from then on the order layer may have committed either state,
+        until it acknowledges one.
         """
         for key, item in scanned.deposits.items():
             known = item.acknowledged if item.acknowledged is states[key] else None
@@ -357,7 +359,9 @@ class EvmDepositScanner:
             await self._ledger.put_deposits(changed)
 
     def _is_watched(self, item: EvmDeposit, state: DepositState) -> bool:
-        """Over when it is deep enough. One that is gone needs none: an event would show it."""
+        """Whether a deposit can still change: until it is deep enough. An event shows one that is
+        back.
+        """
         if item.acknowledged is not state or state is DepositState.SEEN:
             return True
         if item.block_number is None:

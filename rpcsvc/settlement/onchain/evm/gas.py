@@ -35,11 +35,22 @@ USUAL_GAS: Final = 65_000
 _AUTHORIZATION_GAS: Final = 30_000
 """What ``transferWithAuthorization`` takes beyond a transfer, about: the nonce that it stores, the
 signature that it checks, and their bytes."""
-# So many times the bytes of a transfer, at most, go to L1 with it.
+# The bytes that go to L1 with it, as a multiple of a transfer's, at most.
 _AUTHORIZATION_LENGTH: Final = 3
 # The percentage by which Geth, Reth and Nethermind want both fees of a replacement raised, unless
 # configured otherwise.
 _USUAL_RULE: Final = 10
+GET_L1_FEE: Final = usdc.selector("getL1Fee(bytes)")
+_WORD_BYTES: Final = 32
+# Fields not known before signing are taken at their widest: each byte is paid for.
+_NONCE: Final = 2**24 - 1
+_FEE: Final = 2**40 - 1
+# An account that holds nothing: a transfer to it writes a new balance, which costs the most.
+_NOBODY: Final = usdc.read_address(bytes(12) + usdc.keccak256(b"nobody")[12:])
+# An amount of many digits: where bytes are paid for, it costs the most.
+_MUCH: Final = 2**40 - 1
+_OPENING: Final = ("network", "sender", "block_number", "block_hash", "nonce", "wei")
+_PUT_OPENING: Final = upsert("evm_openings", _OPENING, ("network", "sender"))
 
 
 class GasPrice(Struct, frozen=True):
@@ -101,7 +112,7 @@ def _both_raised(old: GasPrice, percent: int) -> GasPrice:
 
 
 def _raised(fee: int, percent: int) -> int:
-    """Rounded up, and more than before whatever the percentage."""
+    """Return a fee raised by ``percent``, rounded up, and higher than before by any percentage."""
     return max(-(-fee * (100 + percent) // 100), fee + 1)
 
 
@@ -119,15 +130,8 @@ def _bounded(moment: FeeData, least: GasPrice, gas: int, highest_cost: int) -> G
     return GasPrice(max(needed, min(usual, highest)), tip)
 
 
-GET_L1_FEE: Final = usdc.selector("getL1Fee(bytes)")
-_WORD_BYTES: Final = 32
-# What is not known before signing is taken at its widest: each byte of it is paid for.
-_NONCE: Final = 2**24 - 1
-_FEE: Final = 2**40 - 1
-
-
 class L1Fee:
-    """The L1 part of what transactions of one network cost; 0 on a network without an oracle."""
+    """The L1 part of a transaction's cost on one network; 0 on a network without an oracle."""
 
     def __init__(self, connection: EvmConnection) -> None:
         self._connection = connection
@@ -165,12 +169,6 @@ def l1_fee_call(transaction: bytes) -> bytes:
     return GET_L1_FEE + head + transaction + padding
 
 
-# An account that holds nothing: a transfer to it writes a new balance, which costs the most.
-_NOBODY: Final = usdc.read_address(bytes(12) + usdc.keccak256(b"nobody")[12:])
-# An amount of many digits: where bytes are paid for, it costs the most.
-_MUCH: Final = 2**40 - 1
-
-
 class HotBalances(Struct, frozen=True):
     """The hot wallet's balances at a block: wei and USDC units."""
 
@@ -180,10 +178,10 @@ class HotBalances(Struct, frozen=True):
 
 
 class EvmGas:
-    """Gas of one network. Everything that asks may raise RpcFailure and ChainUnusable.
+    """Prices and balances of one network's hot wallet. May raise RpcFailure and ChainUnusable.
 
-    ``hot`` is the hot wallet's balances at the last look; None before one. ``problem``: why it is
-    not known what a payout costs, for the operator; None: it is known, or nobody has looked.
+    ``hot``: the hot wallet's balances at the last look; None before one. ``problem``: why the cost
+    of a payout is not known, for the operator; None: it is known, or nobody has looked.
     ``is_blacklisted``: the token moved nothing for the hot wallet at the last refresh.
     """
 
@@ -234,9 +232,11 @@ class EvmGas:
     async def needed(
         self, order: EvmPaymentOrder, price: GasPrice, waiting: Sequence[EvmPayment]
     ) -> int:
-        """Wei that the hot wallet may need for a new call, besides those that wait to be mined.
+        """Return the wei that the hot wallet may need for a new call and for those that wait to be
+        mined.
 
-        Raises Unavailable while the L1 part is not known. For that, each counts as the longest.
+        Raises Unavailable while the L1 part is not known, for which each call counts as the
+        longest.
         """
         orders = [order, *(item.order for item in waiting)]
         longest = max(orders, key=lambda item: len(item.data))
@@ -258,14 +258,14 @@ class EvmGas:
         self.hot = HotBalances(ether, units, top.number)
         self._moment = moment
         try:
-            # Anew each time: on some networks it holds the price of another one's space.
+            # Each time: on some networks it includes the price of data on another network.
             self._gas = await self.estimate(usdc.transfer(_NOBODY, 1))
         except NodeError as error:
-            # An empty hot wallet, or a paused token: what it took before is near enough.
+            # An empty hot wallet, or a paused token: the last estimate is near enough.
             log.debug("evm_gas_not_estimated", network=self._network.name, reason=str(error))
 
     async def _look_at_l1(self) -> None:
-        """Note what the L1 takes for a payout. What was known before is not good for ever."""
+        """Note the L1 fee of a payout. An earlier answer is not kept: it may be out of date."""
         data = usdc.transfer(_NOBODY, _MUCH)
         token = self._network.token
         usual = EvmPaymentOrder("look", EvmPurpose.TRANSFER, _NOBODY, _MUCH, token, data, self._gas)
@@ -312,10 +312,6 @@ class Opening(Struct, frozen=True):
     wei: int
 
 
-_OPENING: Final = ("network", "sender", "block_number", "block_hash", "nonce", "wei")
-_PUT_OPENING: Final = upsert("evm_openings", _OPENING, ("network", "sender"))
-
-
 class OpeningLedger:
     """Keeps opening balances. Everything may raise errors.Unavailable."""
 
@@ -346,9 +342,9 @@ class OpeningLedger:
 class EvmOpening:
     """Records the opening balance of one hot wallet on one network, once.
 
-    It is of the newest block, whose state every node has. The nonce shows which transactions came
-    after it, so that it does not matter what was under way. A block that is replaced takes its
-    balance with it: until the block is deep, and once after a start, that is looked for.
+    It is the balance at the newest block, whose state every node has. The nonce shows which
+    transactions came after that block, so pending ones do not matter. A block that is replaced
+    takes its balance with it: that is looked for until the block is deep, and once after a start.
     """
 
     def __init__(self, connection: EvmConnection, sender: str, ledger: OpeningLedger) -> None:

@@ -31,10 +31,13 @@ _ENTROPY_BYTES: Final = 32
 _MOST_FILE_BYTES: Final = 4096
 _WORD_COUNTS: Final = (12, 15, 18, 21, 24)
 _GROUP_AND_OTHERS: Final = 0o077
+_LEGACY, _FEE_MARKET = 0, 2
+_SHORT: Final = 55
+_STRING, _LIST = 0x80, 0xC0
 
 
 class KeyFileRefused(Exception):
-    """The mnemonic's file can't or must not be used. The message says what to do."""
+    """The mnemonic's file can't or must not be used. The message names the remedy."""
 
 
 class OnchainExtraMissing(ImportError):
@@ -148,14 +151,14 @@ class TransactionPlan(Struct, frozen=True):
 
 
 class SignedTransaction(Struct, frozen=True):
-    """Bytes that a node takes, and the id that the transaction has on the chain (0x and hex)."""
+    """A signed transaction: the bytes for a node, and its id on the chain (0x and hex)."""
 
     txid: str
     raw: bytes
 
 
 class EvmSigner:
-    """One account: its address (EIP-55) and its signatures."""
+    """An account that signs: its address (EIP-55) and its signatures."""
 
     def __init__(self, key: bytes) -> None:
         self._account = _eth_account().Account.from_key(key)
@@ -165,7 +168,7 @@ class EvmSigner:
         return f"EvmSigner({self.address})"
 
     def sign(self, plan: TransactionPlan) -> SignedTransaction:
-        """Sign without sending. The same plan gives the same bytes (RFC 6979).
+        """Sign without sending. A plan always gives one series of bytes (RFC 6979).
 
         Raises ValueError when a field can't be right.
         """
@@ -249,9 +252,6 @@ def _load(name: str) -> Any:
         raise OnchainExtraMissing(error.name or name) from error
 
 
-_LEGACY, _FEE_MARKET = 0, 2
-_SHORT: Final = 55
-_STRING, _LIST = 0x80, 0xC0
 Item = bytes | Sequence["Item"]
 
 
@@ -351,7 +351,7 @@ def _quantity(text: Any) -> bytes:
 
 
 def _digits(number: int) -> bytes:
-    """Big-endian without leading zeros; nothing for 0."""
+    """Return a number as big-endian bytes without leading zeros; empty for 0."""
     return number.to_bytes((number.bit_length() + 7) // 8, "big")
 
 
@@ -360,7 +360,7 @@ def _bytes(text: Any) -> bytes:
 
 
 def rlp(item: Item) -> bytes:
-    """Recursive length prefix encoding of bytes, and lists of them."""
+    """Return the recursive length prefix encoding of bytes, or of lists of them."""
     if isinstance(item, bytes):
         if len(item) == 1 and item[0] < _STRING:
             return item

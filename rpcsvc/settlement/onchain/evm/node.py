@@ -1,8 +1,7 @@
-"""One EVM node: what it is asked, and whether it can be relied on.
+"""One EVM node: its client, and the check that it can be relied on.
 
-``EvmClient`` asks, and every method of it raises RpcFailure. ``EvmConnection`` checks: a node is
-asked nothing for an order before it is on the right chain with the right token, and a failed call
-discards that, so that a node which comes back as another one is caught.
+``EvmConnection`` asks a node nothing for an order before it is on the right chain with the right
+token. A failed call discards that result, so that a node which comes back as another one is caught.
 Source: the Ethereum JSON-RPC specification (execution-apis); EIP-1559.
 """
 
@@ -109,7 +108,7 @@ class _Sender:
 
 
 class EvmClient:
-    """Asks one EVM node. Use as ``async with``. Everything raises RpcFailure."""
+    """Calls one EVM node. Use as ``async with``. Every method raises RpcFailure."""
 
     def __init__(self, endpoint: DaemonEndpoint, *, pause: Pause = asyncio.sleep) -> None:
         self.rpc = DaemonRpc(endpoint, pause=pause)
@@ -132,7 +131,8 @@ class EvmClient:
         return await self._block("eth_getBlockByNumber", _block_ref(at))
 
     async def sent_in(self, number: int, sender: str) -> SentIn | None:
-        """What an account (EIP-55) sent in a block; None when the node has no such block.
+        """Return the transactions that an account (EIP-55) sent in a block; None if there is no
+        such block.
 
         Reads the whole block, megabytes on some networks.
         """
@@ -141,7 +141,7 @@ class EvmClient:
         return None if answer is None else read_sent_in(self.rpc.endpoint.name, answer, sender)
 
     async def pending_block(self, *, seconds: float) -> Any:
-        """The block that the node would mine next, with whole transactions, as JSON has it.
+        """Return the block that the node would mine next, with whole transactions, as JSON has it.
 
         Null from some nodes; others answer with their newest block, or refuse. Asked once.
         """
@@ -149,7 +149,8 @@ class EvmClient:
         return await self.rpc.act("eth_getBlockByNumber", params, seconds=seconds)
 
     async def logs(self, wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
-        """Logs of the blocks ``first`` to ``last``, both included; at most WIDEST_LOG_RANGE blocks.
+        """Return the logs of the blocks ``first`` to ``last``, both included; at most
+        WIDEST_LOG_RANGE blocks.
 
         ``last`` must be a block that this node has: some nodes answer with nothing beyond theirs.
         """
@@ -171,7 +172,9 @@ class EvmClient:
     async def scan(
         self, wanted: LogFilter, first: int, last: int, *, span: int = WIDEST_LOG_RANGE
     ) -> AsyncIterator[LogRange]:
-        """Logs of a long range, in order, ``span`` blocks at a time, fewer if the node wants it."""
+        """Yield the logs of a long range, in order, ``span`` blocks at a time, fewer if the node
+        refuses.
+        """
         while first <= last:
             upto = min(first + span - 1, last)
             try:
@@ -187,7 +190,7 @@ class EvmClient:
     # --- accounts and contracts ----------------------------------------------------------------
 
     async def nonce(self, address: str, at: BlockRef = Tag.PENDING) -> int:
-        """How many transactions the account has sent; PENDING counts those in the pool."""
+        """Return the number of transactions the account sent; PENDING counts those in the pool."""
         params = [address, _block_ref(at)]
         answer = await self.rpc.read("eth_getTransactionCount", params)
         return self._quantity("eth_getTransactionCount", answer)
@@ -203,17 +206,17 @@ class EvmClient:
         return self._data("eth_getCode", answer)
 
     async def call(self, call: EvmCall, at: BlockRef = Tag.LATEST) -> bytes:
-        """What the contract returns. Raises Reverted."""
+        """Return the contract's answer. Raises Reverted."""
         params = [_call_params(call), _block_ref(at)]
         return self._data("eth_call", await self._trying("eth_call", params))
 
     async def estimate_gas(self, call: EvmCall) -> int:
-        """Gas that the call would use now. Raises Reverted."""
+        """Return the gas that the call would use now. Raises Reverted."""
         answer = await self._trying("eth_estimateGas", [_call_params(call)])
         return self._quantity("eth_estimateGas", answer)
 
     async def fees(self) -> FeeData:
-        """Fees of the moment. Raises BadAnswer on a network without EIP-1559."""
+        """Return the fees of the moment. Raises BadAnswer on a network without EIP-1559."""
         block = await self.block()
         if block is None or block.base_fee is None:
             raise self._bad("eth_getBlockByNumber", "has no base fee")
@@ -273,7 +276,7 @@ class EvmClient:
 
 
 def read_sent_in(node: str, answer: Any, sender: str) -> SentIn:
-    """What ``sender`` sent in a block of eth_getBlockByNumber that has whole transactions.
+    """Return the transactions of ``sender`` in a block of eth_getBlockByNumber that has whole ones.
 
     Of the others only the sender is read: some networks have kinds of their own. Raises BadAnswer.
     """
@@ -347,10 +350,11 @@ class Conditions:
 
 
 class EvmConnection:
-    """One node, checked. ``problem`` says what is wrong, for the operator; None: nothing.
+    """One node, checked. ``problem``: the reason not to use it, for the operator; None: there is
+    none.
 
-    ``domain`` is the token's EIP-712 domain, found to be the contract's own. ``paused``: the
-    token moves nothing for anyone just now.
+    ``domain`` is the token's EIP-712 domain, found to be the contract's own. ``paused``: the token
+    moves nothing for anyone now.
     """
 
     def __init__(self, client: EvmClient, network: EvmNetwork) -> None:
@@ -390,10 +394,11 @@ class EvmConnection:
             raise self._unavailable() from found
 
     async def check(self) -> Block:
-        """The newest block, of a node that was found right. Raises RpcFailure and ChainUnusable.
+        """Return the newest block, of a node that was found right. Raises RpcFailure and
+        ChainUnusable.
 
-        Raises errors.Unavailable when another call failed meanwhile: the node that answers now
-        may not be the one that was checked.
+        Raises errors.Unavailable when a concurrent call failed: the node that answers now may not
+        be the one that was checked.
         """
         failures = self._failures
         if self.problem is not None:
@@ -412,7 +417,7 @@ class EvmConnection:
         return block
 
     def block_age(self) -> int | None:
-        """Time (ms) since the node showed a new block; None before the first."""
+        """Return the time (ms) since the node showed a new block; None before the first."""
         return self._stall_detector.age_ms()
 
     def height(self) -> int | None:
@@ -445,7 +450,7 @@ class EvmConnection:
             )
 
     async def _checked_domain(self) -> usdc.Domain:
-        """The domain as the contract has it; its name differs between chains."""
+        """Return the contract's domain; its name differs between chains."""
         token = self.network.token
         if not await self.client.code(token):
             raise ChainUnusable(f"there is no contract at {token} on {self.network.name}")
@@ -465,7 +470,10 @@ class EvmConnection:
         return domain
 
     async def _ask(self, data: bytes, read: Callable[[bytes], T], at: BlockRef = Tag.LATEST) -> T:
-        """A call of the token. Raises RpcFailure; ChainUnusable when it has no such function."""
+        """Return the token's answer to a call.
+
+        Raises RpcFailure; ChainUnusable when the token lacks the function.
+        """
         try:
             return read(await self.client.call(EvmCall(self.network.token, data), at))
         except Reverted as error:

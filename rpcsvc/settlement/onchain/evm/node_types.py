@@ -1,8 +1,8 @@
-"""Types of what an EVM node is asked and answers, as strict models.
+"""Types of the calls and answers of an EVM node, as strict models.
 
 Amounts are wei, gas and fees per gas included. Hashes and transaction ids are 0x and lower-case
-hex; addresses are in EIP-55 form; data is bytes.
-Source: the Ethereum JSON-RPC specification (execution-apis); EIP-1559, EIP-2718.
+hex; addresses are in EIP-55 form; data is bytes. Source: the Ethereum JSON-RPC specification
+(execution-apis); EIP-1559, EIP-2718.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_quantity(value: Any) -> int:
 
 
 def read_data(value: Any) -> bytes:
-    """Bytes of any length: 0x and hex digits. Raises ValueError."""
+    """Return bytes of any length from 0x and hex digits. Raises ValueError."""
     if not isinstance(value, str) or not _DATA_FORM.fullmatch(value):
         raise ValueError("it is no hex data")
     return bytes.fromhex(value[2:])
@@ -97,7 +97,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Which logs: of one contract, with these topics by position (None: any)."""
+    """A choice of logs: of one contract, with these topics by position (None: any)."""
 
     address: str
     topics: tuple[bytes | None, ...]
@@ -121,7 +121,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """All logs of the blocks ``first`` to ``last``, both included."""
+    """The logs of the blocks ``first`` to ``last``, both included."""
 
     first: int
     last: int
@@ -153,7 +153,8 @@ class Receipt:
         return bool(self.operator_fee_scalar or self.operator_fee_constant)
 
     def position_of(self, log_index: int) -> int:
-        """Where among this transaction's logs the one of that ``log_index`` is, from 0.
+        """Return the place among this transaction's logs, from 0, of the log with that
+        ``log_index``.
 
         Raises ValueError when the transaction has no such log.
         """
@@ -176,7 +177,7 @@ class EvmTransaction:
 
 @dataclass(frozen=True, slots=True)
 class SentIn:
-    """What one account sent in a block, by nonce."""
+    """The transactions of one account in a block, by nonce."""
 
     block: Block
     sent: Mapping[int, EvmTransaction]
@@ -184,7 +185,9 @@ class SentIn:
 
 @dataclass(frozen=True, slots=True)
 class FeeData:
-    """Fees of the moment, wei per gas (EIP-1559): of the latest block, and the node's advice."""
+    """The fees of the moment, wei per gas (EIP-1559): of the latest block, and as the node
+    advises.
+    """
 
     base_fee: int
     tip: int
@@ -202,10 +205,10 @@ class EvmCall:
 
 
 class EvmSubmission(StrEnum):
-    """What a node said to a raw transaction.
+    """A node's answer to a raw transaction.
 
-    Only ACCEPTED and KNOWN say that it has it. Of the others none proves that the transaction is
-    not in the pool or mined: the same bytes, mined, get NONCE_TOO_LOW too. Look up its id.
+    Only ACCEPTED and KNOWN mean that the node has it. No other answer proves that the transaction
+    is neither in the pool nor mined: mined bytes get NONCE_TOO_LOW, too. Look up its id.
     """
 
     ACCEPTED = "accepted"
@@ -228,7 +231,7 @@ class EvmSubmissionResult:
 
 
 class Reverted(NodeError):
-    """A call or an estimate reverted. ``output``: what the contract gave as reason, ABI bytes."""
+    """A call or an estimate reverted. ``output``: the contract's reason, ABI bytes."""
 
     def __init__(self, error: NodeError) -> None:
         super().__init__(error.node, error.method, error.code, error.text, error.data)
@@ -236,7 +239,9 @@ class Reverted(NodeError):
 
 
 def _revert_output(data: Any) -> bytes:
-    """Some nodes give the bytes themselves, some an object around them, some nothing."""
+    """Return the reverted call's bytes, which some nodes give bare, some in an object, some not at
+    all.
+    """
     if isinstance(data, dict):
         data = data.get("data")
     if not isinstance(data, str) or not _DATA_FORM.fullmatch(data):

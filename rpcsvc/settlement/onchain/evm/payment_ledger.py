@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.evm.records import (
 )
 from rpcsvc.settlement.onchain.journal.files import JournalEntry, VoidEntry
 from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
-from rpcsvc.settlement.onchain.pause import PauseRow, unpaused
+from rpcsvc.settlement.onchain.pause import PauseRow
 from rpcsvc.store.database import Row, Rows, Statement, Tables, from_row, insert, to_row, update
 
 _PROGRESS: Final = (
@@ -94,7 +94,7 @@ class EvmEntry(JournalEntry, frozen=True):
 
     @property
     def void(self) -> VoidEntry:
-        """Voids the payment before it is committed."""
+        """The entry that voids the payment before it is committed."""
         return VoidEntry(self.payment.payment_id, self.payment.attempts[0].txid)
 
     @override
@@ -143,7 +143,7 @@ class AttemptEntry(JournalEntry, frozen=True):
 
 
 class SweptEntry(JournalEntry, frozen=True):
-    """How a sweep ended: ``state`` is done or void, ``taken`` USDC units left the address."""
+    """The end of a sweep: ``state`` is done or void, ``taken`` USDC units left the address."""
 
     network: str
     address_index: int
@@ -193,23 +193,24 @@ class EvmPaymentLedger:
         pause: PauseRow | None = None,
     ) -> None:
         self._db = database
-        self._writes = JournaledWrites(database, journal)
-        self._pause = pause
+        self._writes = JournaledWrites(database, journal, pause)
 
     # --- payments ------------------------------------------------------------------------------
 
     async def payment(self, payment_id: str) -> EvmPayment | None:
-        """One payment."""
+        """Return a payment by its id; None if it is not on record."""
         found = await self._payments("WHERE payment_id = :payment_id", payment_id=payment_id)
         return found[0] if found else None
 
     async def payments_in(self, network: str, *states: EvmPaymentState) -> list[EvmPayment]:
-        """A network's payments in these states, lowest nonce first."""
+        """Return a network's payments in these states, lowest nonce first."""
         where = "WHERE network = :network AND state IN :states ORDER BY nonce, seq"
         return await self._payments(where, network=network, states=states)
 
     async def settled_above(self, network: str, number: int) -> list[EvmPayment]:
-        """Settled payments in blocks above a number or in no block, except those closed by hand."""
+        """Return settled payments in blocks above a number or in no block, except those closed by
+        hand.
+        """
         where = (
             "WHERE network = :network AND state = 'settled'"
             " AND (block_number > :number OR block_number IS NULL)"
@@ -218,7 +219,7 @@ class EvmPaymentLedger:
         return await self._payments(where, network=network, number=number)
 
     async def next_nonce(self, network: str, sender: str) -> int:
-        """One more than the highest nonce of the sender's payments; 0 before the first."""
+        """Return one more than the highest nonce of the sender's payments; 0 before the first."""
         row = await self._db.fetch_one(
             "SELECT max(nonce) AS highest FROM evm_payments"
             " WHERE network = :network AND sender = :sender",
@@ -261,12 +262,13 @@ class EvmPaymentLedger:
             statements.append(Statement(_ADD_SWEEP, _sweep_values(sweep)))
         entry = EvmEntry(payment, sweep)
         txid, is_payout = payment.attempts[0].txid, payment.order.purpose is EvmPurpose.TRANSFER
-        async with unpaused(self._pause, is_payout=is_payout) as first:
-            await self._writes.record(
-                entry,
-                [*first, *rows, *statements],
-                (entry.void, lambda: self.has_transaction(txid)),
-            )
+        await self._writes.record_payment(
+            entry,
+            entry.void,
+            [*rows, *statements],
+            lambda: self.has_transaction(txid),
+            is_payout=is_payout,
+        )
 
     async def has_transaction(self, txid: str) -> bool:
         """Whether a payment with this transaction is on record."""
@@ -285,7 +287,7 @@ class EvmPaymentLedger:
         await self._db.write([Statement(_PUT_PAYMENT, _payment_values(payment))])
 
     async def authorization_gas(self, network: str, at: int) -> list[GasUse]:
-        """Gas of each authorization whose payment was prepared since a time (ms)."""
+        """Return the gas of each authorization whose payment was prepared since a time (ms)."""
         return [_gas_use(row) for row in await self._db.fetch(_SELECT_GAS, network=network, at=at)]
 
     async def _payments(self, where: str, **values: Any) -> list[EvmPayment]:
@@ -308,8 +310,8 @@ class EvmPaymentLedger:
         ]
 
     async def unswept_of(self, network: str, address_index: int) -> int:
-        """Confirmed deposits of an address less what sweeps took; a sweep under way counts as
-        nothing.
+        """Return the confirmed deposits of an address less the units swept; an open sweep counts as
+        0.
         """
         row = await self._db.fetch_one(
             "SELECT unswept FROM evm_holdings"

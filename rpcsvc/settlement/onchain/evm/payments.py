@@ -72,7 +72,7 @@ _MORE_MAY_HELP: Final = (
 
 
 class EvmNonces:
-    """The nonces of one hot wallet on one network. What asks the node may raise RpcFailure.
+    """The nonces of one hot wallet on one network. Methods that ask the node may raise RpcFailure.
 
     ``gap``: as last measured; None before.
     """
@@ -100,16 +100,16 @@ class EvmNonces:
         self.gap: NonceGap | None = None
 
     def conditions(self) -> list[str]:
-        """Conditions for the operator, in words."""
+        """Return conditions for the operator, in words."""
         return self._conditions.texts()
 
     async def next(self) -> int:
-        """The nonce to sign with; only for who holds the network's one writer.
+        """Return the nonce to sign with; only for the holder of the network's writer.
 
         Raises errors.Unavailable while there are transactions that are not on record, and the
         operator has not looked at them.
         """
-        # In this order: what is committed meanwhile can only be more.
+        # In this order: a payment committed meanwhile can only make it more.
         pending = await self._connection.client.nonce(self._sender, Tag.PENDING)
         own = await self._payments.next_nonce(self._network, self._sender)
         problem = await self._problem(own, pending)
@@ -123,9 +123,9 @@ class EvmNonces:
         return max(pending, own)
 
     async def reconcile(self) -> None:
-        """Find out once after a start whether it may sign, and pause payouts if not.
+        """Find out once after a start whether the wallet may sign, and pause payouts if not.
 
-        And again as long as it may not: once the operator has let money out, health is well.
+        Repeat while it may not: once the operator has let money out, health is well.
         """
         if self._has_looked and not self._conditions.texts():
             return
@@ -141,7 +141,7 @@ class EvmNonces:
         now = self._steady()
         if self._measured_at is not None and now - self._measured_at < _MEASURED_MS:
             return
-        # In the order of ``next``, for the same reason.
+        # In the order of ``next``, for its reason.
         pending = await self._connection.client.nonce(self._sender, Tag.PENDING)
         own = await self._payments.next_nonce(self._network, self._sender)
         self.gap = NonceGap(
@@ -150,7 +150,7 @@ class EvmNonces:
         self._measured_at = now
 
     async def _unexplained(self, own: int, pending: int) -> int:
-        """How many nonces were used by somebody else; those that payouts are paused for, too."""
+        """Return how many nonces others used, including those that payouts are paused for."""
         if self._conditions.texts():
             return max(0, pending - own)
         acknowledged = await self._payments.acknowledged_nonce(self._network, self._sender)
@@ -159,7 +159,7 @@ class EvmNonces:
         return await self._count_unrecorded(max(own, acknowledged), pending)
 
     async def _missing(self, pending: int, own: int) -> int:
-        """How many nonces the node waits for, and no payment on record waits with."""
+        """Return how many nonces the node waits for, and no payment on record waits with."""
         if pending >= own:
             return 0
         waiting = await self._payments.payments_in(
@@ -183,7 +183,9 @@ class EvmNonces:
         )
 
     async def _acknowledged(self, own: int, pending: int) -> int:
-        """Nonces below this are acknowledged. At first: all from before the service."""
+        """Return the nonce below which all are acknowledged; at first, all from before the
+        service.
+        """
         acknowledged = await self._payments.acknowledged_nonce(self._network, self._sender)
         if acknowledged is None:
             acknowledged = own or pending
@@ -191,7 +193,9 @@ class EvmNonces:
         return acknowledged
 
     async def _count_unrecorded(self, first: int, end: int) -> int:
-        """How many nonces from ``first`` on, below ``end``, are of no annotated transaction."""
+        """Return how many nonces from ``first`` to below ``end`` are of no annotated
+        transaction.
+        """
         if first >= end:
             return 0
         annotated: set[int] = set()
@@ -210,12 +214,12 @@ class NodeReply(Struct, frozen=True):
 
     @property
     def is_taken(self) -> bool:
-        """Whether the node says that it has it."""
+        """Whether the node claims to have the transaction."""
         return self.submission in _TAKEN
 
     @property
     def more_may_help(self) -> bool:
-        """Whether the node may take, or mine, the same for a higher fee."""
+        """Whether the node may take, or mine, the payment for a higher fee."""
         return self.submission in _MORE_MAY_HELP
 
 
@@ -263,7 +267,7 @@ class EvmPayments(Payments):
         _require_same(known, transfer)
         if known.state.is_over:
             raise TransferRejected(f"its payment {known.attempts[0].txid} is {known.state}")
-        return _prepared(known)
+        return known.prepared
 
     @override
     async def prepare(
@@ -279,7 +283,7 @@ class EvmPayments(Payments):
                 async def commit(rows: Rows) -> None:
                     await self._ledger.add_payment(payment, rows=rows)
 
-                await record(_prepared(payment), commit)
+                await record(payment.prepared, commit)
 
     @asynccontextmanager
     async def _payout_slot(self) -> AsyncIterator[None]:
@@ -292,9 +296,10 @@ class EvmPayments(Payments):
             self._payouts_waiting -= 1
 
     async def _checked(self, transfer: Transfer) -> EvmPaymentOrder:
-        """Return the call that pays it. Raises as ``prepare`` does.
+        """Return the call that pays the transfer. Raises as ``prepare`` does.
 
-        A node that is behind the newest block with a payment shows what that took as still there.
+        The node must have the newest block with a payment: until then it shows that payment's units
+        as still there.
         """
         # In this order: a payment found mined meanwhile counts twice, rather than not at all.
         owed, mined_to = await self._owed(), await self._mined_to()
@@ -317,7 +322,9 @@ class EvmPayments(Payments):
         )  # fmt: skip
 
     async def _owed(self) -> int:
-        """USDC units of payouts that wait to be mined: the chain's balance has them still."""
+        """Return the USDC units of payouts that wait to be mined: the chain's balance has them
+        still.
+        """
         waiting = await self.unmined()
         return sum(item.order.units for item in waiting if _is_payout(item))
 
@@ -383,13 +390,13 @@ class EvmPayments(Payments):
         if await self._connection.client.ether(self.hot_wallet) < needed:
             raise Unavailable(f"The hot wallet on {self._network.name} lacks ether for gas.")
 
-    # --- what was signed earlier ---------------------------------------------------------------
+    # --- earlier payments ----------------------------------------------------------------------
 
     async def finish_earlier(self) -> str | None:
-        """Publish what is signed and was not published; a payout that is not on the network yet.
+        """Publish signed payments of the service's own; return a payout that is not on the network
+        yet.
 
-        A payout is published by the order layer alone, which holds it back while payouts are
-        paused.
+        The order layer alone publishes a payout, and holds it back while payouts are paused.
         """
         for earlier in await self.own(EvmPaymentState.PREPARED):
             if not _is_payout(earlier):
@@ -421,9 +428,9 @@ class EvmPayments(Payments):
             return await self.advance(payment.payment_id)
 
     async def advance(self, payment_id: str) -> Verdict:
-        """Look the payment up; publish the same bytes when it is absent; look again.
+        """Look the payment up; publish its signed bytes when it is absent; look again.
 
-        Only for who holds the network's one writer.
+        Only for the holder of ``writer``.
         """
         verdict = await self.verdict(await self.payment(payment_id))
         if verdict.outcome is not Outcome.ABSENT:
@@ -440,7 +447,9 @@ class EvmPayments(Payments):
         return verdict
 
     def _is_held_back(self, payment: EvmPayment) -> bool:
-        """Mined while the token is paused, it would fail for good."""
+        """Whether publishing waits for the token: mined while it is paused, a payment fails
+        permanently.
+        """
         return self._connection.paused and payment.state is EvmPaymentState.PREPARED
 
     async def _mark_published(self, payment: EvmPayment) -> None:
@@ -452,7 +461,7 @@ class EvmPayments(Payments):
             )
 
     async def hand_over(self, payment: EvmPayment) -> NodeReply:
-        """Submit the latest attempt; the node's reply."""
+        """Submit the latest attempt and return the node's reply."""
         if payment.state is EvmPaymentState.PREPARED:
             await self._mark_published(payment)
         try:
@@ -502,14 +511,14 @@ class EvmPayments(Payments):
         return payment
 
     async def own(self, *states: EvmPaymentState) -> list[EvmPayment]:
-        """This hot wallet's payments in these states, lowest nonce first."""
+        """Return this hot wallet's payments in these states, lowest nonce first."""
         found = await self._ledger.payments_in(self._network.name, *states)
         return [item for item in found if item.sender == self._signer.address]
 
     async def unmined(self) -> list[EvmPayment]:
-        """Payments that are signed, and nothing was mined with their nonce as of the last check.
+        """Return signed payments with whose nonce nothing was mined as of the last check.
 
-        Once something was, the wallet's balances tell what it took.
+        Once something was, the wallet's balances include it.
         """
         return [
             item
@@ -520,11 +529,11 @@ class EvmPayments(Payments):
     # --- conditions -----------------------------------------------------------------------------
 
     def conditions(self) -> list[str]:
-        """Conditions for the operator, in words."""
+        """Return conditions for the operator, in words."""
         return self.reports.texts() + self.nonces.conditions()
 
     async def stuck(self) -> str | None:
-        """For the operator: the first payment that is signed and has long not been mined."""
+        """Return the first payment that is signed and has long not been mined, for the operator."""
         since = self._clock.now_ms() - _LONG_MS
         late = [item for item in await self.unmined() if item.prepared_at < since]
         if not late:
@@ -537,7 +546,9 @@ class EvmPayments(Payments):
         return self._payouts_waiting > 0 or any(map(_is_payout, await self.unmined()))
 
     async def reconcile(self) -> None:
-        """Find out once after a start whether the hot wallet has sent what is not on record."""
+        """Find out once after a start whether the hot wallet has sent transactions that are not on
+        record.
+        """
         async with self.writer:
             await self.nonces.reconcile()
 
@@ -563,12 +574,6 @@ class EvmPayments(Payments):
 
 def _is_payout(payment: EvmPayment) -> bool:
     return payment.order.purpose is EvmPurpose.TRANSFER
-
-
-def _prepared(payment: EvmPayment) -> PreparedTransfer:
-    """As its order knows it: by its first attempt."""
-    first = payment.attempts[0]
-    return PreparedTransfer(first.txid, first.raw, (payment.payment_id,))
 
 
 def _require_same(payment: EvmPayment, transfer: Transfer) -> None:

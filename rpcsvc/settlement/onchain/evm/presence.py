@@ -43,7 +43,7 @@ class NonceSpender(Struct, frozen=True):
         return self.made.txid in {attempt.txid for attempt in payment.attempts}
 
     def calls_as(self, payment: EvmPayment) -> bool:
-        """Whether it makes the same call as a payout: a replacement that is not on record.
+        """Whether it makes the call of a payout: a replacement that is not on record.
 
         A database that was restored from an older copy lacks replacements made since.
         """
@@ -53,17 +53,19 @@ class NonceSpender(Struct, frozen=True):
 
 
 class NotFound(Struct, frozen=True):
-    """It was looked for with the newest block ``at``; ``why`` is in words for the operator."""
+    """The result of a search that found no spender, with ``at`` the newest block then; ``why`` is
+    for the operator.
+    """
 
     at: int
     why: str
 
 
 class SpentNonces:
-    """Finds what has spent a payment's nonce, and remembers it, by the payment's id.
+    """Finds the transaction that has spent a payment's nonce, and remembers it, by the payment's
+    id.
 
-    What was not found is looked for again about once a minute: one search may ask the node some
-    dozens of times.
+    A failed search is repeated about once a minute: it may ask the node some dozens of times.
     """
 
     def __init__(self, connection: EvmConnection) -> None:
@@ -73,9 +75,10 @@ class SpentNonces:
     async def find(
         self, payment: EvmPayment, by: BlockPoint, top: Block
     ) -> NonceSpender | NotFound:
-        """What has spent the nonce in the block ``by``, or before it. Raises RpcFailure.
+        """Return the transaction that spent the nonce in the block ``by`` or before. Raises
+        RpcFailure.
 
-        A node that can't tell of the past raises nothing: that is NotFound.
+        A node that can't answer about the past raises nothing: that is NotFound.
         """
         known = self._found.get(payment.payment_id)
         if isinstance(known, NotFound) and abs(top.number - known.at) < self._retry_blocks():
@@ -87,7 +90,9 @@ class SpentNonces:
         return found
 
     def forget(self, payment_id: str) -> None:
-        """Forget what is known of a payment: it is over, or must be searched for again."""
+        """Forget the spender of a payment's nonce: the payment is over, or to be searched for
+        again.
+        """
         self._found.pop(payment_id, None)
 
     def _retry_blocks(self) -> int:
@@ -146,9 +151,9 @@ class Judgement(Struct, frozen=True):
 
 
 class EvmPresence:
-    """Looks payments up on one network. Everything raises RpcFailure and ChainUnusable.
+    """Looks payments up on one network. Every method raises RpcFailure and ChainUnusable.
 
-    ``conditions`` get what keeps a payment from an end for long.
+    ``conditions`` get the reasons that keep a payment from an end for long.
     """
 
     def __init__(self, connection: EvmConnection, conditions: Conditions) -> None:
@@ -209,7 +214,7 @@ class EvmPresence:
         return Judgement(Verdict(Outcome.SETTLED), replace(after, state=EvmPaymentState.SETTLED))
 
     def _mined_in_vain(self, payment: EvmPayment, receipt: Receipt, depth: int) -> Judgement:
-        """The nonce is spent and nothing was moved; in this chain, so it has to be deep."""
+        """Judge a payment that was mined and moved nothing: it has failed once that is deep."""
         needed = self._network.failed_after
         mined = _inclusion(receipt, None)
         why = f"the token refused it in {receipt.txid}"
@@ -217,14 +222,14 @@ class EvmPresence:
             return _judged(payment, Outcome.UNKNOWN, why)
         if depth < needed:
             reason = f"{why}, {depth} of {needed} confirmations ago"
-            # One that was settled is looked at again only while it is on record in no block.
+            # A settled payment is judged again only while it is on record in no block.
             at = None if payment.state is EvmPaymentState.SETTLED else mined
             return _judged(payment, Outcome.PENDING, reason, at)
         after = replace(_seen(payment, mined), state=EvmPaymentState.FAILED)
         return Judgement(Verdict(Outcome.FAILED, f"{why}, {depth} confirmations ago"), after)
 
     def _event(self, payment: EvmPayment, receipt: Receipt) -> Log | None:
-        """The token's event of what was to be moved from the hot wallet; None without one."""
+        """Return the token's event of the transfer from the hot wallet; None without one."""
         wanted = usdc.TransferEvent(payment.sender, payment.order.recipient, payment.order.units)
         token = self._network.token.lower()
         for log in receipt.logs:
@@ -235,7 +240,9 @@ class EvmPresence:
     # --- not mined -----------------------------------------------------------------------------
 
     async def _absent(self, payment: EvmPayment) -> Judgement:
-        """Nobody knows it; the nonce tells whether something was mined all the same."""
+        """Judge a payment that the node does not know: the nonce shows whether one was mined all
+        the same.
+        """
         top = await self._connection.check()
         spent = await self._connection.client.nonce(payment.sender, top.number) > payment.nonce
         if not spent:
@@ -251,10 +258,10 @@ class EvmPresence:
         return await self._spent_nonce(payment, since, top)
 
     async def _spent_nonce(self, payment: EvmPayment, since: BlockPoint, top: Block) -> Judgement:
-        """No receipt, and the nonce is spent: at ``since`` already.
+        """Judge a payment without a receipt whose nonce is spent, at ``since`` already.
 
-        The transaction that spent it is looked for in the blocks. Without it nothing is said: the
-        receipt may be one that this node has thrown away, or has not got into its index yet.
+        The spender is looked for in the blocks. Without it the outcome stays open: the node may
+        have thrown the receipt away, or not have it in its index yet.
         """
         found = await self._spent.find(payment, since, top)
         if isinstance(found, NonceSpender):
@@ -282,13 +289,17 @@ class EvmPresence:
         return receipt is not None and not receipt.ok
 
     def _open(self, after: EvmPayment, why: str, depth: int) -> Judgement:
-        """Neither paid nor failed. A node that only lags has caught up before it is reported."""
+        """Judge a payment neither paid nor failed; report it once a node that only lags has caught
+        up.
+        """
         if depth >= self._network.failed_after:
             self._report(after, why)
         return Judgement(Verdict(Outcome.UNKNOWN, why), after)
 
     def _displaced(self, after: EvmPayment, found: NonceSpender, depth: int) -> Judgement:
-        """Another transaction has its nonce: none of its own can be mined while that one is."""
+        """Judge a payment whose nonce another transaction has: no attempt of it can be mined
+        meanwhile.
+        """
         needed = self._network.failed_after
         txid = found.made.txid
         why = f"another transaction of the hot wallet, {txid}, has used nonce {after.nonce}"
@@ -347,8 +358,8 @@ def _inclusion(receipt: Receipt, event: Log | None) -> Inclusion:
 
 
 async def require_unminable(connection: EvmConnection, payment: EvmPayment) -> None:
-    """Raises NotAdopted when it may be mined yet; RpcFailure, ChainUnusable."""
-    # What is settled is never called failed: ask of it as of one that is not.
+    """Raise NotAdopted when the payment may be mined yet; RpcFailure, ChainUnusable."""
+    # A settled payment is never called failed: judge it as one that is not.
     asked = replace(payment, state=EvmPaymentState.PUBLISHED, inclusion=None)
     presence = EvmPresence(connection, Conditions(connection.network.name))
     verdict = (await presence.judge(asked)).verdict

@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from rpcsvc.domain.order import DepositKey, DepositState
+from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.redacted import Redacted
 
 _GWEI: Final = 10**9
@@ -66,7 +67,7 @@ class EvmDeposit(Struct, frozen=True):
 
     @property
     def key(self) -> DepositKey:
-        """What the order layer knows it by."""
+        """The key by which the order layer knows it."""
         return DepositKey(self.network, self.txid, self.position)
 
 
@@ -83,7 +84,7 @@ class PoolSighting(Struct, frozen=True):
 
 
 class CursorMove(Struct, frozen=True):
-    """Where a network's cursor goes. Recorded blocks above ``fork`` are void.
+    """A move of a network's cursor. Recorded blocks above ``fork`` are void.
 
     Of blocks below ``keep``, the newest alone is kept.
     """
@@ -95,11 +96,11 @@ class CursorMove(Struct, frozen=True):
 
 
 class EvmPaymentState(StrEnum):
-    """How far a payment is.
+    """The progress of a payment.
 
     PREPARED: signed and committed, never handed to a node. PUBLISHED: a node may have it. SETTLED
-    and FAILED: mined deep enough, or never to be; a failed one's nonce is spent. A SETTLED one that
-    is no order's may become FAILED by a deep reorganisation.
+    and FAILED: mined deep enough, or never to be; the nonce of a failed one is spent. A SETTLED
+    payment that is no order's may become FAILED by a deep reorganisation.
     """
 
     PREPARED = "prepared"
@@ -114,8 +115,10 @@ class EvmPaymentState(StrEnum):
 
 
 class EvmPurpose(StrEnum):
-    """TRANSFER: of an order. SWEEP: brings deposits home. AUTHORIZATION: moves a payer's USDC to
-    the address of an order, as its owner has signed.
+    """The purpose of a payment.
+
+    TRANSFER: of an order. SWEEP: brings deposits home. AUTHORIZATION: moves a payer's USDC to the
+    address of an order, as its owner has signed.
     """
 
     TRANSFER = "transfer"
@@ -143,11 +146,11 @@ class Attempt(Redacted, frozen=True):
 
 
 class Inclusion(Struct, frozen=True):
-    """Where an attempt was mined, and what that cost.
+    """The block in which an attempt was mined, and its cost.
 
-    ``l1_fee``: wei for data on L1 (OP stack); None where the receipt tells none. ``log_position``
-    and ``log_index`` place the token's Transfer event within the transaction and within the block;
-    None when the transaction was not to make one.
+    ``l1_fee``: wei for data on L1 (OP stack); None where the receipt has none. ``log_position`` and
+    ``log_index`` place the token's Transfer event within the transaction and within the block; None
+    when the transaction was not to make one.
     """
 
     txid: str
@@ -160,7 +163,7 @@ class Inclusion(Struct, frozen=True):
 
     @property
     def fee(self) -> int:
-        """Wei that it cost."""
+        """The wei that it cost."""
         return self.gas_used * self.gas_price + (self.l1_fee or 0)
 
 
@@ -180,10 +183,10 @@ class EvmPaymentOrder(Struct, frozen=True):
 
 
 class GasUse(Struct, frozen=True):
-    """Gas of one payment: the wei that it cost, or may while it is not mined.
+    """The gas of one payment, in the wei that it cost, or may cost while it is not mined.
 
-    ``is_paid``: its order bears it. ``l1_fee``: what it cost besides for data on L1; None where
-    that is not known.
+    ``is_paid``: its order bears it. ``l1_fee``: wei in addition for data on L1; None where not
+    known.
     """
 
     wei: int
@@ -208,8 +211,14 @@ class EvmPayment(Struct, frozen=True):
 
     @property
     def payment_id(self) -> str:
-        """What it is known by: for an order's transfer, the transfer's id."""
+        """The payment's id: for an order's transfer, the transfer's id."""
         return self.order.payment_id
+
+    @property
+    def prepared(self) -> PreparedTransfer:
+        """The payment as its order knows it: by its first attempt."""
+        first = self.attempts[0]
+        return PreparedTransfer(first.txid, first.raw, (self.payment_id,))
 
     @property
     def latest(self) -> Attempt:
@@ -223,7 +232,10 @@ class EvmPayment(Struct, frozen=True):
 
 
 class SweepMethod(StrEnum):
-    """RECEIVE: EIP-3009, one call. PERMIT (EIP-2612), then TAKE (transferFrom): two calls."""
+    """The way of a sweep.
+
+    RECEIVE: EIP-3009, one call. PERMIT (EIP-2612), then TAKE (transferFrom): two calls.
+    """
 
     RECEIVE = "receive"
     PERMIT = "permit"
@@ -231,10 +243,11 @@ class SweepMethod(StrEnum):
 
 
 class SweepState(StrEnum):
-    """SIGNED: its payment is under way. DONE: ``taken`` left the address. VOID: nothing did.
+    """The progress of a sweep.
 
-    DONE becomes VOID when its settled payment fails after a reorganisation, by the database itself;
-    VOID becomes DONE when its authorization turns out to be used.
+    SIGNED: its payment is under way. DONE: ``taken`` left the address. VOID: nothing did. DONE
+    becomes VOID when its settled payment fails after a reorganisation, by the database itself; VOID
+    becomes DONE when its authorization turns out to be used.
     """
 
     SIGNED = "signed"
@@ -243,7 +256,7 @@ class SweepState(StrEnum):
 
 
 class Sweep(Struct, frozen=True):
-    """One step of bringing an address's deposits home.
+    """A step of bringing an address's deposits home.
 
     ``authorization``: the nonce that an EIP-3009 signature uses up, hex; None for other methods.
     ``payment_id`` None: the authorization was found used, not by a payment on record.
@@ -262,7 +275,7 @@ class Sweep(Struct, frozen=True):
 
 
 class UnsweptAddress(Struct, frozen=True):
-    """Confirmed deposits of an address, less what sweeps took. ``serial``: its next sweep's."""
+    """The confirmed deposits of an address less the units swept. ``serial``: its next sweep's."""
 
     address_index: int
     address: str

@@ -53,6 +53,22 @@ log = structlog.get_logger(__name__)
 
 _LOGS = "eth_getLogs"
 _RECEIPT = "eth_getTransactionReceipt"
+# An address often stands for several nodes, of which some lag: one that lacks the newest
+# blocks gives no events for them and no error.
+_NODE_LAG_SECONDS: Final = 30
+_WIDEST_OVERLAP: Final = 256
+_METHOD: Final = "eth_getBlockByNumber"
+_SECONDS: Final = 3.0
+# A node that refused, or had too much to say, is asked again after that; or when it was lost.
+_PAUSE_MS: Final = 60_000
+_CLEANING_MS: Final = 3_600_000
+_KEEP_MS: Final = 24 * 3_600_000
+# A block of 60 million gas holds fewer that move a token. To read one takes some 16 microseconds,
+# and nothing else is done meanwhile.
+_MOST_CALLS: Final = 2_000
+# Nobody's payments keep those of others waiting: each order's are bounded permanently.
+MOST_PER_LOOK: Final = 256
+MOST_PER_ADDRESS: Final = 8
 
 
 class Paid(NamedTuple):
@@ -65,7 +81,7 @@ class Paid(NamedTuple):
 
 
 class EventReader:
-    """Reads the events of one network's token. ``wanted`` is what a node is to be asked for."""
+    """Reads the events of one network's token. ``wanted``: the filter for the node."""
 
     def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger) -> None:
         self._node = connection.client.rpc.endpoint.name
@@ -98,7 +114,7 @@ class EventReader:
         return {receipt.position_of(item.log_index): what for item, what in paid}
 
     def _recipient(self, item: Log, piece: LogRange) -> str:
-        """Whom an event pays, in lower case."""
+        """Return the recipient of an event, in lower case."""
         asked = piece.first <= item.block_number <= piece.last and self._is_transfer(item)
         if not asked or len(item.topics) != 3:
             raise self._bad(_LOGS, f"has an event of {item.txid} that was not asked for")
@@ -129,7 +145,7 @@ class EventReader:
 
     def _is_credible(self, item: Log, event: TransferEvent) -> bool:
         if event.units > MAX_UNITS:
-            # More than there is of USDC: the token is not what it says, or the node lies.
+            # More USDC than exists: the token is another one, or the node lies.
             log.error("evm_deposit_refused", network=self._network.name, txid=item.txid)
         return 0 < event.units <= MAX_UNITS
 
@@ -147,12 +163,6 @@ class EventReader:
 
     def _bad(self, method: str, problem: str) -> BadAnswer:
         return BadAnswer(self._node, method, f"the answer {problem}")
-
-
-# An address often stands for several nodes, of which some lag: one that lacks the newest
-# blocks gives no events for them and no error.
-_NODE_LAG_SECONDS: Final = 30
-_WIDEST_OVERLAP: Final = 256
 
 
 class ForkFinder:
@@ -191,9 +201,10 @@ class ForkFinder:
         return fork
 
     async def _newest_on_chain(self, known: Sequence[EvmCursor]) -> EvmCursor | None:
-        """By halves: a block is on the chain only if all before it are. Newest first in ``known``.
+        """Return the newest of ``known``, newest first, that is on the chain, by halves.
 
-        The newest is tried first, since nearly always it is the one.
+        A block is on the chain only if all before it are. The newest is tried first: mostly it is
+        there.
         """
         low, high = 0, len(known)
         middle = 0
@@ -242,22 +253,8 @@ class ForkFinder:
 
     @property
     def overlap(self) -> int:
-        """How many blocks are read again: those that a lagging node may lack."""
+        """Return the number of blocks to read again, which a lagging node may lack."""
         return max(2, min(_WIDEST_OVERLAP, ceil(_NODE_LAG_SECONDS / self._network.block_seconds)))
-
-
-_METHOD: Final = "eth_getBlockByNumber"
-_SECONDS: Final = 3.0
-# A node that refused, or had too much to say, is asked again after that; or when it was lost.
-_PAUSE_MS: Final = 60_000
-_CLEANING_MS: Final = 3_600_000
-_KEEP_MS: Final = 24 * 3_600_000
-# A block of 60 million gas holds fewer that move a token. To read one takes some 16 microseconds,
-# and nothing else is done meanwhile.
-_MOST_CALLS: Final = 2_000
-# Nobody's payments keep those of others waiting: what one order has is bounded for good.
-MOST_PER_LOOK: Final = 256
-MOST_PER_ADDRESS: Final = 8
 
 
 class PendingPayment(NamedTuple):
@@ -268,7 +265,9 @@ class PendingPayment(NamedTuple):
 
 
 class PendingBlock(NamedTuple):
-    """What ``node`` would mine next. ``number``: any JSON; transactions as JSON has them."""
+    """The block that ``node`` would mine next. ``number``: any JSON; transactions as JSON
+    has them.
+    """
 
     node: str
     number: Any
@@ -311,14 +310,14 @@ class PoolWatch:
         await self._note(payments)
 
     async def first_seen(self, txid: str, address_index: int) -> tuple[int, ...]:
-        """When a payment was seen before it was mined, in ms; empty when it was not."""
+        """Return when a payment was seen before it was mined, in ms; empty when it was not."""
         found = await self._ledger.pool_sighting(self._network.name, txid)
         if found is None or found.address_index != address_index:
             return ()
         return (found.first_seen_at,)
 
     async def _payments(self, head: Block) -> Mapping[str, str]:
-        """Who is paid by which transaction of the pending block. Raises RpcFailure."""
+        """Return the recipients by transaction of the pending block. Raises RpcFailure."""
         client = self._connection.client
         answer = await client.pending_block(seconds=_SECONDS)
         if answer is None:
@@ -329,7 +328,7 @@ class PoolWatch:
         return dict(pending_payments(block, self._network.token))
 
     async def _note(self, payments: Mapping[str, str]) -> None:
-        """Record what is new, up to a bound: of the scan, and of each address."""
+        """Record new payments, up to a bound for the scan, and one for each address."""
         if not payments:
             return
         name, now = self._network.name, self._clock.now_ms()
@@ -354,7 +353,7 @@ class PoolWatch:
         return found
 
     async def _clean(self, now: int) -> None:
-        """Forget what is of no use any more, once an hour."""
+        """Forget sightings that are of no use any more, once an hour."""
         if self._cleaned_at is None or abs(now - self._cleaned_at) >= _CLEANING_MS:
             await self._ledger.forget_pool_sightings(self._network.name, now - _KEEP_MS)
             self._cleaned_at = now
@@ -395,7 +394,7 @@ def read_pending(node: str, answer: Any) -> PendingBlock:
 
 
 def _target(item: JsonObject) -> str | None:
-    """Whom a transaction calls, in lower case; None when it makes a contract."""
+    """Return the contract that a transaction calls, in lower case; None when it makes one."""
     to = item.get("to")
     return to.lower() if isinstance(to, str) else None
 
@@ -409,7 +408,7 @@ def _is_mined(block: PendingBlock, head: Block) -> bool:
 
 
 class NotReread(Exception):
-    """Why nothing is read again, for the operator."""
+    """The reason why nothing is read again, for the operator."""
 
 
 async def reread(connection: EvmConnection, ledger: EvmDepositLedger, first: int) -> int:

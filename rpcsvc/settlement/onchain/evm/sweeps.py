@@ -43,7 +43,7 @@ _RARELY_MS: Final = 60 * 60 * 1000
 _FIRST_PAUSE_MS: Final = 4_000
 _LONGEST_PAUSE_MS: Final = 5 * 60 * 1000
 _ALLOWANCE: Final = usdc.selector("allowance(address,address)")
-# The hot wallet alone can use what is signed here, so that it need not run out.
+# The hot wallet alone can use these signatures, so that they need not run out.
 _NEVER: Final = usdc.LARGEST_WORD
 _ALL: Final = "all addresses"
 _GAS: Final = "gas"
@@ -91,7 +91,9 @@ class EvmSweeps:
         return self._conditions.texts()
 
     async def maintain(self) -> None:
-        """Record what has ended, and begin what is due. To be called now and then."""
+        """Record sweeps that have ended, and begin those that are due. To be called now and
+        then.
+        """
         head = await self._connection.check()
         under_way = await self._ledger.sweeps_under_way(self._network.name)
         ended = [await self._end(sweep, head.number) for sweep in under_way]
@@ -173,7 +175,7 @@ class EvmSweeps:
                  outcome=verdict.outcome.value)  # fmt: skip
         return True
 
-    # --- what to send --------------------------------------------------------------------------
+    # --- steps ---------------------------------------------------------------------------------
 
     async def _step(self, due: UnsweptAddress) -> _SweepStep | None:
         """The next call for an address; None when there is none to make. Raises _Postponed."""
@@ -218,7 +220,9 @@ class EvmSweeps:
     async def _second_choice(
         self, due: UnsweptAddress, units: int, signer: EvmSigner
     ) -> _SweepStep | None:
-        """Neither paused, nor blacklisted, nor used: the token does not take the first choice."""
+        """Return the step by permit and take: the token refuses the first choice for no known
+        reason.
+        """
         if not await self._can_move():
             return None
         method = SweepMethod.TAKE
@@ -250,7 +254,9 @@ class EvmSweeps:
         return await self._connection.client.call(EvmCall(self._network.token, data), at)
 
     def _authorization_nonce(self, due: UnsweptAddress) -> bytes:
-        """The same again for the same sweep: a database from a backup finds it used."""
+        """Return the nonce of a sweep's authorization, which follows from the sweep: a database
+        from a backup finds it used.
+        """
         return usdc.keccak256(
             b"sweep"
             + usdc.uint_word(self._network.chain_id)
@@ -262,9 +268,9 @@ class EvmSweeps:
     # --- how it ended --------------------------------------------------------------------------
 
     async def _redo_void_sweeps(self, due: UnsweptAddress) -> bool:
-        """Record void sweeps whose authorization is used; whether there is one.
+        """Record void sweeps whose authorization is used; return whether there is one.
 
-        A reorganisation has replaced the block in which the payment failed, and it was mined anew.
+        A reorganisation has replaced the block in which the payment failed, and it was mined again.
         """
         found = False
         for sweep in await self._ledger.void_sweeps(self._network.name, due.address_index):
@@ -296,10 +302,10 @@ class EvmSweeps:
         )  # fmt: skip
 
     async def _end(self, sweep: Sweep, top: int) -> bool:
-        """Record how a sweep ended, by the state of block ``top``; False while it has not.
+        """Record how a sweep ended, by the state of block ``top``; return False while it has not.
 
-        Of several nodes behind one address some lag: the newest state of one of those may be
-        from before the sweep.
+        Of several nodes behind one address some lag: the newest state of one of those may be from
+        before the sweep.
         """
         payment = await self._ledger.payment(sweep.payment_id or "")
         if payment is None or payment.state not in (
@@ -357,8 +363,8 @@ class EvmSweeps:
 
 
 def _ended_in(payment: EvmPayment) -> BlockPoint | None:
-    """The block in which it was mined, or its nonce spent by another.
+    """Return the block in which the payment was mined, or its nonce spent by another.
 
-    None when a reorganisation took it: it is published again, and may yet take what it was to.
+    None when a reorganisation took it: it is published again, and may yet take the deposits.
     """
     return payment.inclusion.block if payment.inclusion is not None else payment.conflict

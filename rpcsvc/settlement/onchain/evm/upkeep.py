@@ -28,7 +28,7 @@ _LONGEST_PAUSE_MS: Final = 60_000
 
 
 class EvmUpkeep:
-    """Follows the payments of one network. Everything may raise RpcFailure and ChainUnusable."""
+    """Follows the payments of one network. Every method may raise RpcFailure and ChainUnusable."""
 
     def __init__(
         self,
@@ -46,18 +46,20 @@ class EvmUpkeep:
         self._clock = clock
         # The newest block up to which settled payments were found in their blocks.
         self._compared: BlockPoint | None = None
-        # When the latest attempt of a payment was handed over, and which the operator was shown;
-        # both by the payment's id.
+        # The time when a payment's latest attempt was handed over, and the payments that the
+        # operator was shown; both by the payment's id.
         self._offered: dict[str, int] = {}
         self._reported: set[str] = set()
-        # Payments that were mined and moved nothing that the token tells of.
+        # Payments that were mined without the token's event of a transfer.
         self._without_event: set[str] = set()
         # Lost payments that the node does not take: published ones, and those that were settled.
         self._lost = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._lost_settled = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
 
     async def maintain(self) -> None:
-        """Finish, publish again and replace what needs it. To be called every few seconds."""
+        """Finish, publish again and replace payments where needed. To be called every few
+        seconds.
+        """
         top = await self._connection.check()
         async with self._payments.writer:
             await self._payments.finish_earlier()
@@ -73,7 +75,7 @@ class EvmUpkeep:
     # --- published -----------------------------------------------------------------------------
 
     def _forget_all_but(self, waiting: set[str]) -> None:
-        """Drop what was noted of payments that don't wait any more."""
+        """Drop the notes on payments that don't wait any more."""
         for payment_id in (self._reported | self._offered.keys()) - waiting:
             self._forget(payment_id)
         for payment_id in self._without_event - waiting:
@@ -85,10 +87,10 @@ class EvmUpkeep:
         self._offered.pop(payment_id, None)
 
     async def _follow(self, payment_id: str) -> None:
-        """Publish again what the network lost; replace what has waited too long.
+        """Publish a payment again that the network lost; replace one that has waited too long.
 
-        What a higher fee would not help, or that may cost no more, is handed over once more: its
-        node may have it and those that make the blocks may not.
+        A payment that a higher fee would not help, or that may cost no more, is handed over once
+        more: its node may have it, and the block builders may not.
         """
         verdict = await self._payments.verdict(await self._payments.payment(payment_id))
         was_lost = verdict.outcome is Outcome.ABSENT
@@ -111,7 +113,7 @@ class EvmUpkeep:
             await self._offer(payment)
 
     def _report_missing_event(self, payment_id: str, problem: str | None) -> None:
-        """The operator has to look: nothing that the service could do would change it."""
+        """Report a problem to the operator, or drop it: the service can't do anything about it."""
         if problem is None:
             self._without_event.discard(payment_id)
             self._conditions.set(f"event-{payment_id}", None)
@@ -126,10 +128,10 @@ class EvmUpkeep:
         return self._clock.now_ms() - since >= self._network.bump_after_ms
 
     async def _needs_more(self, payment: EvmPayment, verdict: Verdict, was_lost: bool) -> bool:
-        """Its price is too low; or it is the next to be mined, and was there all the time.
+        """Whether its price is too low; or it is the next to be mined, and was there all the time.
 
-        Those behind the next wait for that one. One that a reorganisation took away comes back
-        with the bytes that it had.
+        Payments behind the next wait for that one. A payment that a reorganisation took away comes
+        back with its bytes.
         """
         if verdict.outcome is not Outcome.PENDING or await self._gas.is_too_low(payment):
             return True
@@ -137,11 +139,12 @@ class EvmUpkeep:
         return is_next and not was_lost
 
     async def _bump(self, payment: EvmPayment) -> None:
-        """Replace it at the same nonce. Committed first: either attempt may be mined.
+        """Replace a payment at its nonce. The replacement is committed first: either attempt may be
+        mined.
 
-        A node takes a replacement only when its fees are higher by that node's own measure than
-        what it holds, which need not be what is on record. So what it refuses is raised further,
-        each time from what was refused, as long as highest_fee allows.
+        A node takes a replacement only when its fees are higher, by the node's own measure, than
+        those of the attempt it holds, which need not be the one on record. So a refused attempt is
+        raised further, each time from the refused fees, as long as highest_fee allows.
         """
         refused = await self._offered_again(payment)
         if refused is not None and not refused.more_may_help:
@@ -167,7 +170,8 @@ class EvmUpkeep:
     async def _offered_again(self, payment: EvmPayment) -> NodeReply | None:
         """Hand the latest attempt over if the node lacks it; None: the node has it.
 
-        It may have been lost on the way, or refused for want of ether: more would not help then.
+        The attempt may have been lost on the way, or refused for want of ether: more would not help
+        then.
         """
         if await self._connection.client.transaction(payment.latest.txid) is not None:
             return None
@@ -200,13 +204,13 @@ class EvmUpkeep:
     # --- settled -------------------------------------------------------------------------------
 
     async def _watch_settled(self, top: Block) -> None:
-        """Publish again, with the same bytes, what a deep reorganisation took off the chain.
+        """Publish payments again, with their bytes, that a deep reorganisation took off the chain.
 
         A sweep goes out again at once, though the token refuses it while its deposit is away: the
         nonces after it wait for its own. Then it has failed, and took nothing but gas.
 
-        Blocks below one that is still there are still there: only younger ones are compared. A
-        node that lags says nothing about the blocks that it lacks.
+        Blocks below one that is still there are still there: only younger ones are compared. A node
+        that lags proves nothing about the blocks that it lacks.
         """
         above = top.number - self._network.tracked_blocks
         if self._compared is not None and await self._connection.has(self._compared):

@@ -26,12 +26,16 @@ HEADER: Final = "journal"
 VOID: Final = "void"
 ADDRESSES: Final = "addresses"
 EVM_ADDRESSES: Final = "evm"
-# What ends an unfinished line, so that it can't become a whole one.
+# Ends an unfinished line, so that it can't become a whole one.
 RESUME: Final = b"~\n"
 START: Final = "0" * 16
 _SUM_CHARS: Final = 16
 # Of lines that were written before a lease was named in them.
 NO_LEASE: Final = HeldLease("", 0)
+FOLDER: Final = "journal"
+_MODE: Final = 0o600
+_PREFIX: Final = "payments-"
+_SUFFIX: Final = ".journal"
 
 
 class JournalPosition(Struct, frozen=True):
@@ -42,9 +46,9 @@ class JournalPosition(Struct, frozen=True):
 
 
 class Mark(Struct, frozen=True):
-    """Up to which line of a journal the database has everything.
+    """The line of a journal up to which the database has everything.
 
-    ``lease``: that under which the journal was last opened, or written to, by this database.
+    ``lease``: the one under which the journal was last opened, or written to, by this database.
     """
 
     journal: str
@@ -53,7 +57,7 @@ class Mark(Struct, frozen=True):
 
 
 class Line(Struct, frozen=True):
-    """One line that passed its check. ``body`` has its ``kind``, number and content."""
+    """A line that passed its check. ``body`` has its ``kind``, number and content."""
 
     at: JournalPosition
     body: Mapping[str, Any]
@@ -102,9 +106,9 @@ class AddressesEntry(JournalEntry, frozen=True):
 class Reading(Struct, frozen=True):
     """The lines of a journal, up to the first one that fails its check.
 
-    ``problem`` says what is wrong there; None when nothing is. ``torn`` counts bytes of unfinished
-    lines: a writer was killed before it reported them. ``size`` is where the last line of ``lines``
-    ends.
+    ``problem``: the reason of that failure; None when no line fails. ``torn`` counts bytes of
+    unfinished lines: a writer was killed before it reported them. ``size`` is where the last line
+    of ``lines`` ends.
     """
 
     lines: tuple[Line, ...]
@@ -158,7 +162,7 @@ def _chunks(data: bytes) -> Iterator[bytes]:
 
 
 def _out_of_order(lines: list[Line], found: Line, torn: int) -> str | None:
-    """Why a line can't follow those before it; None when it does.
+    """Return why a line can't follow those before it; None when it does.
 
     Only a header may follow unfinished bytes: a line that was whole is missing otherwise.
     """
@@ -204,14 +208,8 @@ def of_journal(lines: tuple[Line, ...]) -> Iterator[str]:
             yield str(item.body["journal"])
 
 
-FOLDER: Final = "journal"
-_MODE: Final = 0o600
-_PREFIX: Final = "payments-"
-_SUFFIX: Final = ".journal"
-
-
 class JournalDamaged(Exception):
-    """A place does not hold what was written there. The text is for the operator."""
+    """A place does not hold the lines that were written there. The text is for the operator."""
 
 
 class JournalContents(Struct, frozen=True):
@@ -254,7 +252,7 @@ def read_place(place: Path, since: int = 0) -> JournalContents:
 
 
 def head_of(place: Path) -> tuple[str, HeldLease] | None:
-    """The name of the journal in a place, and the lease of its last line; None: it has none."""
+    """Return the name of the journal in a place, and its last line's lease; None without one."""
     try:
         for file in reversed(segments(place)):
             lines = read(file.read_bytes()).lines
@@ -271,7 +269,7 @@ def _first_line(file: Path) -> int:
 
 
 class PlaceWriter:
-    """Appends to one place. Not for two writers at once: the data directory's lock sees to it."""
+    """Appends to one place. The lock of the data directory keeps a second writer away."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -279,7 +277,7 @@ class PlaceWriter:
         self._file: Path | None = None
 
     def open(self, name: str) -> None:
-        """Go on in a file of this name, which is made if it is not there."""
+        """Continue in a file of this name, which is made if it does not exist."""
         self.close()
         make_place(self.place)
         self._file = self.place / name
@@ -305,7 +303,7 @@ class PlaceWriter:
 
     @property
     def size(self) -> int:
-        """Bytes of the file that is written to."""
+        """The bytes of the file that is written to."""
         return 0 if self._fd is None else os.fstat(self._fd).st_size
 
     @property
@@ -334,7 +332,7 @@ def make_place(place: Path) -> None:
 
 
 def mirror(source: Path, target: Path) -> None:
-    """Bring ``target`` up to the bytes of ``source``. Raises JournalDamaged when it has others."""
+    """Bring ``target`` up to the bytes of ``source``. Raises JournalDamaged when they differ."""
     make_place(target)
     files = segments(source)
     for file in files:

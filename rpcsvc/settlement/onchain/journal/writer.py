@@ -40,6 +40,7 @@ from rpcsvc.settlement.onchain.journal.files import (
     segment_name,
     segments,
 )
+from rpcsvc.settlement.onchain.pause import PauseRow, unpaused
 from rpcsvc.store.database import Rows, StaleWrite, Statement, Tables, from_row, to_row
 from rpcsvc.store.leases import HeldLease, LeaseLost
 
@@ -49,7 +50,7 @@ SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _RETRY_MS: Final = 30_000
 _PLACE_SECONDS: Final = 10.0
 _NAME_BYTES: Final = 8
-# What a failed attempt to write may have left on disk all the same: a header, and a line.
+# The most lines that a failed attempt to write may have left on disk: a header, and a line.
 _OWN_LINES: Final = 2
 _PUT_MARK: Final = (
     "INSERT INTO payment_journal (journal, line, sum, token, holder)"
@@ -61,9 +62,10 @@ _MARKS: Final = "SELECT journal, line, sum, token, holder FROM payment_journal O
 
 
 class JournalOptions(Struct, frozen=True):
-    """Locations of the journal. ``places``: further folders. ``command``: takes a line on stdin.
+    """The locations of the journal. ``places``: further folders. ``command``: takes a line on
+    stdin.
 
-    With either, one of them must take each line beside ``folder``.
+    If there is any, one of them must take each line in addition to ``folder``.
     """
 
     folder: Path
@@ -73,7 +75,7 @@ class JournalOptions(Struct, frozen=True):
 
 
 class PaymentJournal:
-    """Opened once, then written by one process. ``random`` names a new journal.
+    """The journal of one process, opened once. ``random`` names a new journal.
 
     ``lease``: that of the process; each line names it.
     """
@@ -154,7 +156,7 @@ class PaymentJournal:
         self._is_read = True
 
     def _require_complete(self, found: JournalContents) -> None:
-        """Raises JournalDamaged."""
+        """Raise JournalDamaged unless the journal has every line that the database knows."""
         mark, end = self._mark, found.end
         if found.problem is not None:
             raise JournalDamaged(found.problem)
@@ -207,10 +209,12 @@ class PaymentJournal:
         commit: Callable[[Mark], Awaitable[None]],
         undo: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None = None,
     ) -> None:
-        """Write the entry's line, then ``commit``. It goes on when the caller is cancelled.
+        """Write the entry's line, then ``commit``. Recording continues when the caller is
+        cancelled.
 
-        ``undo``: what voids the line if the commit fails, and whether it went through after all.
-        Raises errors.Unavailable when the line is not on disk, and what ``commit`` raises.
+        ``undo``: the entry that voids the line if the commit fails, and a check whether the commit
+        went through after all. Raises errors.Unavailable when the line is not on disk, and the
+        errors of ``commit``.
         """
         recording = asyncio.create_task(self._record(entry, commit, undo), name="journal")
         recording.add_done_callback(_retrieve)
@@ -239,7 +243,7 @@ class PaymentJournal:
             self._mark, self._unsettled = mark, None
 
     async def _settle(self) -> None:
-        """Void the line whose commit failed. It was not published: that needs the commit."""
+        """Void the line whose commit failed: without a commit the payment was not published."""
         if self._unsettled is None:
             return
         void, is_committed = self._unsettled
@@ -261,7 +265,7 @@ class PaymentJournal:
                 raise Unavailable("No further place takes the payment journal. Try again later.")
 
     def _append_to_first(self, body: dict[str, object]) -> bytes:
-        """Raises errors.Unavailable."""
+        """Write a line to the first place and return its bytes. Raises errors.Unavailable."""
         if self._problem is not None:
             self._try_to_open()
         if self._problem is None:
@@ -317,7 +321,7 @@ class PaymentJournal:
         return self._problem is None
 
     def health(self) -> Health:
-        """Whether every place takes lines; if not, which does not and what follows from it."""
+        """Return whether every place takes lines; if not, which does not and the consequence."""
         if self._problem is not None:
             return Health(
                 False,
@@ -370,7 +374,7 @@ def _retrieve(task: asyncio.Task[None]) -> None:
 
 
 async def marks_of(database: Tables) -> list[Mark]:
-    """Each journal, and its last line, that the database has everything of; the newest last."""
+    """Return the mark of each journal in the database; the newest last."""
     return [
         Mark(row["journal"], from_row(JournalPosition, row), HeldLease(row["holder"], row["token"]))
         for row in await database.fetch(_MARKS)
@@ -391,12 +395,32 @@ async def forget_mark(database: Tables) -> None:
 class JournaledWrites:
     """Writes of one process to its database, each in its payment journal first.
 
-    Without a journal they go to the database alone: for a replay, and for reading.
+    Without a journal they go to the database alone: for a replay, and for reading. ``pause``: the
+    pause that all replicas share.
     """
 
-    def __init__(self, database: Tables, journal: PaymentJournal | None) -> None:
+    def __init__(
+        self, database: Tables, journal: PaymentJournal | None, pause: PauseRow | None = None
+    ) -> None:
         self._db = database
         self._journal = journal
+        self._pause = pause
+
+    async def record_payment(
+        self,
+        entry: JournalEntry,
+        void: VoidEntry,
+        rows: Rows,
+        is_committed: Callable[[], Awaitable[bool]],
+        *,
+        is_payout: bool,
+    ) -> None:
+        """Record a signed payment; ``void`` voids its line if it is not committed after all.
+
+        Raises as ``record``, and errors.Unavailable for a payout while payouts are paused.
+        """
+        async with unpaused(self._pause, is_payout=is_payout) as first:
+            await self.record(entry, [*first, *rows], (void, is_committed))
 
     async def record(
         self,
@@ -417,7 +441,7 @@ class JournaledWrites:
         )
 
     async def note(self, entry: JournalEntry) -> None:
-        """Journal what is already committed; losing such a line is harmless."""
+        """Journal an entry that is already committed; losing its line is harmless."""
         if self._journal is None:
             return
         try:
@@ -430,7 +454,7 @@ class JournaledWrites:
 
 
 class _Further:
-    """A further place. One that fails is left alone for 30 s; one that hangs until it answers."""
+    """A further place. After a failure it rests for 30 s; while it hangs it gets no line."""
 
     name = ""
 
@@ -456,18 +480,18 @@ class _Further:
             log.warning("payment_journal_place_failed", place=self.name, reason=self.problem)
 
     def take(self, data: bytes) -> None:
-        """Write a line, and what was missed. Raises OSError and JournalDamaged."""
+        """Write a line, and the lines that it missed. Raises OSError and JournalDamaged."""
         raise NotImplementedError
 
     def missed(self, data: bytes) -> None:
         """Note a line that it was not offered."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the place's resources."""
 
 
 class _Folder(_Further):
-    """A folder on another disk: what it missed is copied from the first one."""
+    """A folder on another disk: lines that it missed are copied from the first folder."""
 
     def __init__(self, source: Path, place: Path) -> None:
         super().__init__()

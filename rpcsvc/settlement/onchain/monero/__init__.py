@@ -1,10 +1,10 @@
 """The XMR adapter: monerod, monero-wallet-rpc, the operator's own XMR.
 
-adapter.py      what the engine asks
-monerod.py      what the node is asked
-wallet.py       what the wallet is asked; wallet_types.py: what it answers
+adapter.py      the network as the engine sees it
+monerod.py      the client of the node
+wallet.py       the client of the wallet; wallet_types.py: its answers
 connection.py   whether both are there, in step, and the wallet of the first start
-ledger.py       records, options, and the port to the database
+records.py      records and options; ledger.py: as rows
 
 deposits:       addresses.py, deposits.py
 payments:       payments.py, presence.py

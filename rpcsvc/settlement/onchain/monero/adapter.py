@@ -38,9 +38,9 @@ log = structlog.get_logger(__name__)
 
 
 class MoneroAdapter(ChainAdapter, ServedNetwork):
-    """Implements ChainAdapter for XMR, and its one ServedNetwork.
+    """XMR, on the one network that carries it.
 
-    It owns both clients from ``start`` to ``close``.
+    It owns the clients of node and wallet from ``start`` to ``close``.
     """
 
     asset: Asset = XMR
@@ -148,7 +148,7 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
                 await self._connection.ready()
                 found = await self._deposits.observe()
         except Unavailable:
-            return Observation()  # why is in health; a later pass sees what was not seen now
+            return Observation()  # health says why; a later pass sees the deposits
         at = self._deposits.complete_until
         return Observation(found, {} if at is None else {NETWORK: at})
 

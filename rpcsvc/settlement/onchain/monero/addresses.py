@@ -78,7 +78,7 @@ class AddressPool:
         return len(self._free)
 
     def require_scanned(self) -> None:
-        """Raise ChainUnusable while the wallet scans the chain anew: it answers nothing."""
+        """Raise ChainUnusable while the wallet rescans the chain: it answers nothing."""
         if self._rescan is not None and not self._rescan.done():
             raise ChainUnusable("rescanning: the wallet scans the chain for missed deposits")
 
@@ -92,11 +92,11 @@ class AddressPool:
         return address
 
     async def reconcile(self) -> None:
-        """Make wallet and database agree on what addresses there are. Raises ChainUnusable.
+        """Make wallet and database agree on the addresses that exist. Raises ChainUnusable.
 
-        A wallet restored from an older file makes again, in order, those that it lost. Where it
-        has to scan the chain for them, that is raised until the scan is over, and it goes on when
-        the caller is cancelled.
+        A wallet restored from an older file makes its lost addresses again, in order. Where it has
+        to scan the chain for them, ChainUnusable is raised until the scan is over; the scan
+        continues when the caller is cancelled.
         """
         highest = await self._ledger.highest_address()
         if highest is not None:
@@ -117,7 +117,7 @@ class AddressPool:
         await self._reserve_quietly()
 
     async def close(self) -> None:
-        """Give back what was reserved and not handed out."""
+        """Return the addresses that were reserved and not handed out."""
         if self._rescan is not None:
             self._rescan.cancel()  # it stays due
             await asyncio.wait({self._rescan})
@@ -150,9 +150,9 @@ class AddressPool:
             await self._scan()
 
     async def _record_reserved(self, highest: int) -> None:
-        """Record addresses that were handed out after the copy that the database is, if it is one.
+        """Record addresses that were handed out after a restored copy of the database was made.
 
-        The payment journal tells how many. What comes to them has to be seen.
+        The payment journal tells how many. Deposits to them have to be seen.
         """
         wallet = await self._ledger.wallet()
         missing = wallet.reserved_to - highest if wallet else 0
@@ -169,7 +169,7 @@ class AddressPool:
             await self._scan()
 
     async def _known_or_made(self, first: int, last: int) -> list[Subaddress]:
-        """Addresses of the wallet; those that it lacks are made, the next ones in order."""
+        """Return addresses of the wallet; missing ones are made, the next ones in order."""
         if await self._has(last):
             return await self._wallet.addresses(range(first, last + 1))
         known: list[Subaddress] = []
@@ -182,9 +182,9 @@ class AddressPool:
         return known
 
     async def _scan(self) -> None:
-        """Have the wallet scan the chain anew, or wait for the scan that is under way.
+        """Have the wallet rescan the chain, or wait for the rescan that is under way.
 
-        Raises ChainUnusable while it is, and for a while after one that failed.
+        Raises ChainUnusable while it is, and for a while after a rescan that failed.
         """
         if self._rescan is None or self._rescan.done():
             if not self._failed_rescans.is_due(_RESCAN):
@@ -239,7 +239,7 @@ class AddressPool:
             reserved_to = highest
             await self._ledger.reserve_addresses(highest)
         self._pooled.extend(await self._ledger.addresses_above(reserved_to))
-        await self._reserve_quietly()  # deposits are looked for all the same
+        await self._reserve_quietly()  # deposits are seen without a reservation, too
 
     async def _make(self, count: int) -> None:
         """Make some more. It goes on when the caller is cancelled: addresses that the wallet has
@@ -253,7 +253,7 @@ class AddressPool:
         made = await self._wallet.create_addresses(count)
         await self._wallet.store()
         await self._ledger.add_addresses(made)
-        # A wallet that is an older one makes again what may have been handed out.
+        # A wallet from an older file makes addresses again that may have been handed out.
         known = newest.index.minor if newest else 0
         self._pooled.extend(item for item in made if item.index.minor > known)
 

@@ -1,7 +1,8 @@
 """Checks that node and wallet are up, on the right network, in step, and the wallet of the first
 start.
 
-Neither is asked anything for an order before it has passed. A failed call discards the result.
+Node and wallet are asked nothing for an order before the check has passed. A failed call discards
+its result.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 
 log = structlog.get_logger(__name__)
 
-# Blocks come every two minutes; a node may be this many behind what its peers say.
+# Blocks come every two minutes; a node may be this many behind its peers.
 _MOST_BEHIND: Final = 2
 # In 20 times as long as usual no block comes once in some hundred million.
 _LONGEST_GAP_MS: Final = 40 * 60_000
@@ -33,11 +34,12 @@ _TRIES: Final = 3
 
 
 class MoneroConnection:
-    """Node and wallet, checked. ``problem`` says what is wrong, for the operator; None: nothing.
+    """Node and wallet, checked. ``problem``: the reason not to use them, for the operator; or None.
 
-    ``lag``: how far the wallet was from its node when that last mattered; None: in step.
+    ``lag``: the wallet's distance from its node when that last mattered; None: in step.
     ``primary_address`` is the wallet's own, where change goes; empty before the first check.
-    ``addresses``: the wallet's deposit addresses.
+    ``addresses``: the wallet's deposit addresses. ``wallet_checked``: False until the wallet was
+    found to be the right one, and again after each failure.
     """
 
     def __init__(
@@ -51,18 +53,13 @@ class MoneroConnection:
         self.wallet = wallet
         self._ledger = ledger
         self._options = options
-        self._wallet_checked = False
+        self.wallet_checked = False
         self._stall_detector = StallDetector(_LONGEST_GAP_MS)
         self._connecting = asyncio.Lock()
         self.addresses = AddressPool(wallet, ledger, options)
         self.primary_address = ""
         self.lag: str | None = None
         self.problem: str | None = "not started"
-
-    @property
-    def wallet_checked(self) -> bool:
-        """False until the wallet was found to be the right one, and again after each failure."""
-        return self._wallet_checked
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -84,7 +81,7 @@ class MoneroConnection:
         self.addresses.require_scanned()
         info = await self.check_node()
         async with self._connecting:
-            if self._wallet_checked:
+            if self.wallet_checked:
                 await self.require_wallet()
             else:
                 await self.prepare_wallet()
@@ -111,8 +108,8 @@ class MoneroConnection:
 
         monerod looks into the chain, then into the pool: a block that takes a transaction out of
         the pool in between makes it miss that one. So a missing transaction is looked for twice,
-        the second time with the same top block before and after. Raises RpcFailure, ChainUnusable,
-        and errors.Unavailable while blocks come faster than the node answers.
+        the second time with one top block before and after. Raises RpcFailure, ChainUnusable, and
+        errors.Unavailable while blocks come faster than the node answers.
         """
         found = await self.node.transactions(txids)
         for _ in range(_TRIES):
@@ -127,16 +124,18 @@ class MoneroConnection:
         raise Unavailable("The Monero chain moved while its node was asked. Try again later.")
 
     def block_age(self) -> int | None:
-        """Time (ms) since the node showed a new block; None before the first."""
+        """Return the time (ms) since the node showed a new block; None before the first."""
         return self._stall_detector.age_ms()
 
     def height(self) -> int | None:
-        """The height of the node's newest block at the last look; None before the first."""
+        """Return the height of the node's newest block at the last look; None before the first."""
         count = self._stall_detector.height
         return None if count is None else count - 1
 
     def stall(self) -> str | None:
-        """For the operator: that the chain has stopped; None on regtest, which mines on demand."""
+        """Return a message for the operator when the chain has stopped; None on regtest, which
+        mines on demand.
+        """
         if self._options.nettype == "fakechain":
             return None
         return self._stall_detector.problem("the Monero node")
@@ -155,29 +154,30 @@ class MoneroConnection:
         self.primary_address = address
 
     async def require_wallet(self) -> None:
-        """The wallet that was checked is still the one that is open.
+        """Raise ChainUnusable unless the wallet that was checked is still the one that is open.
 
         Another may have been opened in its daemon without any call having failed. Raises
-        RpcFailure and ChainUnusable.
+        RpcFailure.
         """
         await self._recognise(await self.wallet.primary_address())
 
     async def prepare_wallet(self) -> None:
-        """Check the wallet anew and stop it from refreshing by itself."""
+        """Check the wallet and stop it from refreshing by itself."""
         await self.check_wallet()
         await self.wallet.auto_refresh(enabled=False)
 
     def _connected(self) -> None:
-        """All checks have passed."""
-        self._wallet_checked = True
+        """Note that all checks have passed."""
+        self.wallet_checked = True
         if self.problem is not None:
             log.info("monero_connected")
         self.problem = None
 
     async def in_step(self) -> NodeInfo:
-        """Refresh the wallet; it must have scanned exactly the node's chain.
+        """Refresh the wallet, and return the node's state once the wallet has scanned exactly its
+        chain.
 
-        After blocks were taken off the chain a wallet keeps what it saw in them until the first
+        After blocks were taken off the chain a wallet keeps the transfers in them until the first
         block of the new branch: then it is ahead of its node. Raises errors.Unavailable.
         """
         for _ in range(_TRIES):
@@ -215,7 +215,7 @@ class MoneroConnection:
             )
 
     def _note(self, reason: str) -> None:
-        self._wallet_checked = False
+        self.wallet_checked = False
         if reason != self.problem:
             log.warning("monero_disconnected", reason=reason)
         self.problem = reason

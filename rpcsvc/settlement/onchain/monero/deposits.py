@@ -39,17 +39,26 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
 log = structlog.get_logger(__name__)
 
 
-# Transaction id and subaddress index: what a deposit is on record under.
+# Transaction id and subaddress index: the key of a deposit on record.
 Key = tuple[str, int]
-# The same with the height of its block.
+# That key with the height of the deposit's block.
 _Mined = tuple[str, int, int | None]
+# An unlock time below this is a height, otherwise seconds since the epoch (Monero's rule).
+_FIRST_TIME: Final = 500_000_000
+# A node drops a transaction from its pool after seven days at the latest.
+_POOL_KEEPS_MS: Final = 8 * 24 * 3600 * 1000
+# A deposit that is not confirmed a day after it could be is locked for long, or can't be spent.
+# Anyone can send thousands of those, so each is checked about once an hour.
+_DAY_BLOCKS: Final = 720
+_RESTING_BLOCKS: Final = 30
 
 
 class Proof(Enum):
     """The wallet's evidence for a mined deposit.
 
-    VOID: it has not received all that the pool showed. LISTED: it has. COVERED: and it has outputs
-    for it, besides those of what was confirmed before. MISSING: it does not list it, or has none.
+    VOID: the wallet has not received all that the pool showed. LISTED: it has. COVERED: it has
+    outputs for the deposit, too, not counting those of deposits confirmed before. MISSING: it does
+    not list the deposit, or has no outputs for it.
     """
 
     VOID = "void"
@@ -59,7 +68,7 @@ class Proof(Enum):
 
 
 class ChainView(Struct, frozen=True):
-    """State of one pass. ``agreed``: wallet and node were at the same block throughout.
+    """The state of one pass. ``agreed``: wallet and node were at one block throughout.
 
     ``fork`` is the newest block that was scanned before and is still on the chain.
     """
@@ -77,7 +86,7 @@ class ChainView(Struct, frozen=True):
 
 
 class DepositProofs:
-    """Asks the wallet, no more often than it matters. May raise RpcFailure."""
+    """Asks the wallet for evidence, no more often than it matters. May raise RpcFailure."""
 
     def __init__(self, connection: MoneroConnection, ledger: MoneroLedger) -> None:
         self._connection = connection
@@ -94,10 +103,11 @@ class DepositProofs:
         deep: Set[Key],
         resting: Set[Key],
     ) -> dict[Key, Proof]:
-        """Of those that are about to be confirmed, or back, and of those that are listed anyway.
+        """Return evidence for deposits whose state may have changed, and for those that are listed
+        anyway.
 
-        Those that rest are not among ``records``, and what was reported of them stays reported.
-        A deposit costs one question in its life, none when it is listed as it becomes deep enough.
+        Deposits that rest are not among ``records``; their last reported state stands. A deposit
+        costs one question in its life, none when it is listed as it becomes deep enough.
         """
         mined = [item for item in records if view.height(item) is not None]
         self._forget_but({key_of(item) for item in mined} | resting)
@@ -116,7 +126,7 @@ class DepositProofs:
         return proofs
 
     def _asks(self, item: DepositRecord, view: ChainView, deep: Set[Key]) -> bool:
-        """Whether it matters now what the wallet has received."""
+        """Whether it matters now that the wallet has received the deposit."""
         if item.acknowledged is DepositState.REMOVED:
             return True
         return key_of(item) in deep and not (was_confirmed(item) and self._is_settled(item, view))
@@ -127,16 +137,16 @@ class DepositProofs:
         return height is not None and item.height == height <= view.fork
 
     def _was_void(self, item: DepositRecord, view: ChainView) -> bool:
-        """Whether it was removed in the block that it is in, which is so for good.
+        """Whether the deposit was removed in the block that it is in, which is permanent.
 
-        A wallet that scans anew may list it then: it no longer knows that the other one was spent.
+        A wallet that rescans may list it then: it no longer knows that the other output was spent.
         """
         return item.acknowledged is DepositState.REMOVED and self._is_settled(item, view)
 
     async def _listing(
         self, item: DepositRecord, listed: Mapping[_Mined, int], view: ChainView, *, asks: bool
     ) -> Proof | None:
-        """VOID, LISTED, MISSING; None when nothing is known and need not be."""
+        """Return VOID, LISTED or MISSING; None when nothing is known and need not be."""
         key = key_of(item)
         if self._was_void(item, view):
             return Proof.VOID
@@ -153,7 +163,8 @@ class DepositProofs:
     ) -> None:
         """Turn LISTED into COVERED where the wallet's outputs suffice, else into MISSING.
 
-        Independent of what the wallet lists: outputs that can't both be spent have one key image.
+        Independent of the wallet's list of transfers: outputs of which only one can be spent have
+        one key image.
         """
         if not asking:
             return
@@ -168,10 +179,11 @@ class DepositProofs:
             proofs[key_of(item)] = Proof.COVERED if covered else Proof.MISSING
 
     async def _held(self, minors: Sequence[int]) -> dict[int, int]:
-        """Units that the wallet ever received at these addresses, spent or not, by address.
+        """Return the units that the wallet ever received at these addresses, spent or not, by
+        address.
 
-        Each key image counts once. An address with more outputs than can be listed counts as 0:
-        whoever sends so many keeps only their own order waiting.
+        Each key image counts once. An address with more outputs than can be listed counts as 0: a
+        payer of that many keeps only their own order waiting.
         """
         try:
             outputs = await self._connection.wallet.outputs(OutputFilter.ALL, minors)
@@ -186,14 +198,14 @@ class DepositProofs:
         return held
 
     async def _credited(self, minor: int, besides: Set[Key]) -> int:
-        """The confirmed units at an address, without the deposits in ``besides``."""
+        """Return the confirmed units at an address, without the deposits in ``besides``."""
         confirmed = filter(was_confirmed, await self._ledger.deposits_to(minor))
         return sum(item.units for item in confirmed if key_of(item) not in besides)
 
     def _report(
         self, mined: Sequence[DepositRecord], proofs: Mapping[Key, Proof], view: ChainView
     ) -> None:
-        """Log what is new, once, and remember what need not be asked again."""
+        """Log new evidence once, and remember the deposits that need not be asked about again."""
         for item in mined:
             key, proof = key_of(item), proofs.get(key_of(item))
             about = {"txid": item.txid, "address": item.address, "units": item.units}
@@ -218,7 +230,7 @@ def key_of(item: DepositRecord) -> Key:
 
 
 def was_confirmed(item: DepositRecord) -> bool:
-    """Whether the order layer has it as confirmed."""
+    """Whether the order layer has committed it as confirmed."""
     return item.acknowledged is DepositState.CONFIRMED
 
 
@@ -234,16 +246,6 @@ def _received(transfers: Sequence[WalletTransfer]) -> dict[_Mined, int]:
             key = (item.txid, item.index.minor, item.height)
             received[key] = max(item.amount, received.get(key, 0))
     return received
-
-
-# An unlock time below this is a height, otherwise seconds since the epoch (Monero's rule).
-_FIRST_TIME: Final = 500_000_000
-# A node drops a transaction from its pool after seven days at the latest.
-_POOL_KEEPS_MS: Final = 8 * 24 * 3600 * 1000
-# A deposit that is not confirmed a day after it could be is locked for long, or can't be spent.
-# Anyone can send thousands of those, so each is checked about once an hour.
-_DAY_BLOCKS: Final = 720
-_RESTING_BLOCKS: Final = 30
 
 
 def is_timelocked(unlock_time: int, height: int, now_ms: int) -> bool:
@@ -297,7 +299,7 @@ class DepositScanner:
             [item for item in watched if key_of(item) not in resting], listed
         )
         view = await self._view(before, listed, records)
-        # What another wallet has not received says nothing; the cursor must not move by it.
+        # Another wallet's lack of a deposit proves nothing; the cursor must not move by it.
         await self._connection.require_wallet()
         records = [
             item for item in records if item.txid in view.chain or await self._is_on_record(item)
@@ -319,7 +321,7 @@ class DepositScanner:
         ]
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """Record what is committed, and move the cursor to the block that was scanned.
+        """Record committed deposits, and move the cursor to the block that was scanned.
 
         Unacknowledged deposits stay in the database and are shown again.
         """
@@ -333,7 +335,7 @@ class DepositScanner:
             self.scanned_height = reached.height
 
     async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
-        """The deposit's confirmations at the last scan, or with so many blocks; 0 in the pool or
+        """Return the deposit's confirmations at the last scan, or at a height; 0 in the pool or
         gone.
         """
         # Read first: a deposit that is newer is never deeper.
@@ -368,7 +370,9 @@ class DepositScanner:
     async def _records(
         self, watched: Sequence[DepositRecord], listed: Sequence[WalletTransfer]
     ) -> list[DepositRecord]:
-        """The deposits that are watched already, and those that the wallet has found since."""
+        """Return the deposits that are watched already, and those that the wallet has found
+        since.
+        """
         records = {key_of(item): item for item in watched}
         now = self._clock.now_ms()
         for item in listed:
@@ -438,25 +442,27 @@ class DepositScanner:
         ]
 
     def _is_deep(self, item: DepositRecord, totals: Mapping[int, int], view: ChainView) -> bool:
-        """Whether it has the confirmations that its address's total requires, and is not locked."""
+        """Whether a deposit has the confirmations that its address's total requires, and is not
+        locked.
+        """
         found = view.chain.get(item.txid)
         if found is None or found.height is None:
             return False
-        # What comes to the same address later asks no more of a deposit that is confirmed.
+        # A later deposit to the address asks no more confirmations of one that is confirmed.
         total = item.units if was_confirmed(item) else totals[item.minor]
         needed = self._options.required_confirmations(total)
         deep = view.info.height - found.height >= needed
         return deep and not is_timelocked(item.unlock_time, view.info.height, view.now_ms)
 
-    # --- what is on record ---------------------------------------------------------------------
+    # --- on record -----------------------------------------------------------------------------
 
     async def _remember(
         self, records: Sequence[DepositRecord], view: ChainView, states: Sequence[DepositState]
     ) -> None:
-        """Commit what is new before it is shown: the first-seen time must outlive a crash.
+        """Commit new deposits before they are shown: the first-seen time must outlive a crash.
 
-        What is shown is unacknowledged from here on: whoever crashes between committing it and
-        acknowledging it is shown what the chain says then, even if that is what it was before.
+        Shown deposits are unacknowledged from here on: after a crash between commit and
+        acknowledgement the chain's state is shown again, even if it has not changed.
         """
         changed = []
         for item, state in zip(records, states, strict=True):
@@ -496,7 +502,7 @@ def _state(
         return DepositState.REMOVED
     if found.height is None:
         return DepositState.SEEN
-    # One that was void, or gone, stays so until the wallet could be asked.
+    # A void or gone deposit stays so until the wallet could be asked.
     is_back = proof is not None or item.acknowledged is not DepositState.REMOVED
     if proof is Proof.VOID or not is_back:
         return DepositState.REMOVED

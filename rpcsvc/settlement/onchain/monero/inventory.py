@@ -47,8 +47,8 @@ _MOST_INPUTS: Final = 40
 _INPUT_WEIGHT: Final = 800
 _BASE_WEIGHT: Final = 2000
 _BLOCK_SECONDS: Final = 120
-# What changes between two blocks by none of our payments: a lock that ends at a time of day, a
-# wallet that was started anew.
+# Changes between two blocks by none of our payments: a lock that ends at a time of day, a wallet
+# that was restarted.
 _LOOK_AGAIN_MS: Final = 60_000
 # The wallet works for seconds on a payment of many inputs, and does nothing else meanwhile.
 _FIRST_PAUSE_MS: Final = 60_000
@@ -57,7 +57,7 @@ _UPKEEP: Final = "upkeep"
 
 
 class _Upkeep(Struct, frozen=True):
-    """A payment of the wallet to itself, of so many inputs; ``what`` it does, in words."""
+    """A payment of the wallet to itself with this number of ``inputs``; ``what`` describes it."""
 
     order: MoneroPaymentOrder
     inputs: int
@@ -80,10 +80,10 @@ class Available(Struct, frozen=True):
 
 
 class MoneroInventory:
-    """Looks after the outputs of the wallet. ``problem`` is what the operator should see to.
+    """Looks after the outputs of the wallet. ``problem``: a problem that the operator should solve.
 
-    ``postponed``: why outputs are not split or put together now, for the operator; None: nothing
-    is to be done, or it was.
+    ``postponed``: the reason why outputs are not split or joined now, for the operator; None:
+    nothing is to be done, or it was done.
     """
 
     def __init__(
@@ -126,9 +126,8 @@ class MoneroInventory:
         return None if self._available is None else self._available.outputs
 
     async def poll(self, info: NodeInfo) -> None:
-        """Count the outputs anew when they may have changed: listing many takes long.
-
-        Raises RpcFailure.
+        """Count the outputs when they may have changed: listing many takes long. Raises
+        RpcFailure.
         """
         fee, now = self._fees.typical(), self._clock.now_ms()
         seen = (info.top_hash, await self._payments.under_way())
@@ -141,7 +140,7 @@ class MoneroInventory:
     def _count(self, info: NodeInfo, held: Held) -> None:
         self._outputs = [item for item in held.outputs if item.unlocked]
         self._large = sum(item.amount >= self._options.output_units for item in held.outputs)
-        # What one transaction of a size that the network takes can spend.
+        # The most that one transaction of an accepted size can spend.
         self._spendable = sum(nlargest(_MOST_INPUTS, (item.amount for item in self._outputs)))
         self._available = Available(
             height=info.height,
@@ -156,9 +155,9 @@ class MoneroInventory:
         self.problem = None if held.is_complete else TOO_MANY_OUTPUTS
 
     async def keep_up(self) -> bool:
-        """Split or put together what is needed; whether something was published.
+        """Split or join outputs where needed; return whether a payment was published.
 
-        Raises RpcFailure, and errors.Unavailable when the wallet can't just now.
+        Raises RpcFailure, and errors.Unavailable when the wallet can't do it now.
         """
         if await self._payments.finish_upkeep() or await self._payments.is_busy():
             return False
@@ -220,7 +219,8 @@ class MoneroInventory:
         self.postponed = text
 
     def _split(self) -> _Upkeep | None:
-        """Cut the largest output into as many as are missing, none under the configured size.
+        """Return a payment that cuts the largest output into the missing ones, none under the set
+        size.
 
         Locked outputs count: they come back by themselves. A few missing are not worth a fee.
         """
@@ -242,7 +242,7 @@ class MoneroInventory:
         options = self._options
         # Only where an address has nothing large: there the wallet can't choose that instead.
         large_at = {item.index for item in self._outputs if item.amount >= options.output_units}
-        # What costs more to spend than it is worth stays: anyone may send any number of those.
+        # Outputs worth less than their fee stay: anyone may send any number of them.
         least = self._fees.of_weight(_INPUT_WEIGHT)
         small = sorted(
             (item for item in self._outputs if item.index not in large_at and item.amount > least),

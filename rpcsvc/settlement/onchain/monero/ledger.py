@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.monero.records import (
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
-from rpcsvc.settlement.onchain.pause import PauseRow, unpaused
+from rpcsvc.settlement.onchain.pause import PauseRow
 from rpcsvc.store.database import Row, Rows, Statement, Tables, from_row, insert, to_row, update
 
 _KEPT_CURSORS: Final = 1000
@@ -97,7 +97,7 @@ class MoneroEntry(JournalEntry, frozen=True):
 
     @property
     def void(self) -> VoidEntry:
-        """Voids the payment while it is not published."""
+        """The entry that voids the payment while it is not published."""
         return VoidEntry(self.payment.payment_id, self.payment.txid)
 
     @override
@@ -149,8 +149,7 @@ class MoneroLedger:
         pause: PauseRow | None = None,
     ) -> None:
         self._db = database
-        self._writes = JournaledWrites(database, journal)
-        self._pause = pause
+        self._writes = JournaledWrites(database, journal, pause)
 
     # --- wallet and addresses ------------------------------------------------------------------
 
@@ -205,7 +204,7 @@ class MoneroLedger:
         await self._db.write([Statement(_RESCAN_DUE)])
 
     async def note_rescanned(self) -> None:
-        """Record that the wallet rescanned and stored what it found."""
+        """Record that the wallet rescanned and stored the result."""
         await self._db.write([Statement("DELETE FROM monero_rescan_due")])
 
     # --- deposits ------------------------------------------------------------------------------
@@ -221,13 +220,13 @@ class MoneroLedger:
         return None if row is None or row["height"] is None else int(row["height"])
 
     async def deposit(self, txid: str, minor: int) -> DepositRecord | None:
-        """One deposit."""
+        """Return a deposit; None if it is not on record."""
         sql = f"{_SELECT_DEPOSIT} WHERE d.txid = :txid AND d.minor = :minor"
         row = await self._db.fetch_one(sql, txid=txid, minor=minor)
         return from_row(DepositRecord, row) if row else None
 
     async def deposits_to(self, minor: int) -> list[DepositRecord]:
-        """All deposits to one address."""
+        """Return all deposits to one address."""
         sql = f"{_SELECT_DEPOSIT} WHERE d.minor = :minor ORDER BY d.first_seen_at, d.txid"
         return [from_row(DepositRecord, row) for row in await self._db.fetch(sql, minor=minor)]
 
@@ -276,11 +275,11 @@ class MoneroLedger:
         return found[0] if found else None
 
     async def payments_in(self, *states: MoneroPaymentState) -> list[MoneroPayment]:
-        """All payments in these states, oldest first."""
+        """Return all payments in these states, oldest first."""
         return await self._payments("WHERE state IN :states ORDER BY seq", states=states)
 
     async def settled_above(self, height: int) -> list[MoneroPayment]:
-        """Settled payments in blocks above a height, and those that are no longer in a block."""
+        """Return settled payments in blocks above a height, or in no block any more."""
         where = "WHERE state = 'settled' AND (height > :height OR height IS NULL) ORDER BY seq"
         return await self._payments(where, height=height)
 
@@ -290,12 +289,12 @@ class MoneroLedger:
         return {row["key_image"] for row in await self._db.fetch(sql, images=images)}
 
     async def free_key_images(self) -> set[str]:
-        """Key images spent only by payments that can never be made."""
+        """Return key images spent only by payments that can never be made."""
         sql = "SELECT key_image FROM monero_key_images GROUP BY key_image HAVING max(live) = 0"
         return {row["key_image"] for row in await self._db.fetch(sql)}
 
     async def without_order(self) -> list[MoneroPayment]:
-        """Published payments none of whose transfers is in the database."""
+        """Return published payments none of whose transfers is in the database."""
         return await self._payments(_WITHOUT_ORDER)
 
     async def add_payment(self, payment: MoneroPayment, rows: Rows = ()) -> None:
@@ -313,12 +312,13 @@ class MoneroLedger:
         ]
         entry = MoneroEntry(wallet.primary_address if wallet else "", payment)
         is_payout = payment.purpose is MoneroPurpose.TRANSFER
-        async with unpaused(self._pause, is_payout=is_payout) as first:
-            await self._writes.record(
-                entry,
-                [*first, *rows, *statements],
-                (entry.void, lambda: self.has_transaction(payment.txid)),
-            )
+        await self._writes.record_payment(
+            entry,
+            entry.void,
+            [*rows, *statements],
+            lambda: self.has_transaction(payment.txid),
+            is_payout=is_payout,
+        )
 
     async def has_transaction(self, txid: str) -> bool:
         """Whether a payment with this transaction is on record."""
@@ -336,7 +336,7 @@ class MoneroLedger:
             await self._writes.note(VoidEntry(payment.payment_id, payment.txid))
 
     async def put_proof(self, payment: MoneroPayment, payee: Payee) -> None:
-        """Store the proof of what a payment paid for one transfer."""
+        """Store the proof of the units that a payment paid for one transfer."""
         sql = _PUT_PAYEE_PROOF if payment.batch else _PUT_PROOF
         values = to_row(payee, payment_id=payment.payment_id)
         await self._db.write([Statement(sql, values)])

@@ -1,8 +1,8 @@
-"""The client of monerod, and strict models of what it answers.
+"""The client of monerod, and strict models of its answers. Written for and tested with Monero 0.18.
 
-Written for and tested with Monero 0.18. Amounts are piconero (10^-12 XMR), heights count from 0,
-hashes, keys and transactions are lower-case hex. Every method raises RpcFailure (daemon_rpc.py).
-Source: the daemon RPC documentation at getmonero.org.
+Amounts are piconero (10^-12 XMR), heights count from 0, hashes, keys and transactions are
+lower-case hex. Every method raises RpcFailure (daemon_rpc.py). Source: the daemon RPC documentation
+at getmonero.org.
 """
 
 from __future__ import annotations
@@ -41,6 +41,23 @@ _INTERNAL_ERROR: Final = -5
 
 
 T = TypeVar("T")
+_INVALID_FLAGS: Final = (
+    "invalid_input",
+    "invalid_output",
+    "low_mixin",
+    "overspend",
+    "too_big",
+    "too_few_outputs",
+    "tx_extra_too_big",
+    "nonzero_unlock_time",
+)
+_SUBMISSION_FLAGS: Final = (
+    "double_spend",
+    "fee_too_low",
+    "not_relayed",
+    "sanity_check_failed",
+    *_INVALID_FLAGS,
+)
 
 
 def _is_above_0(value: Any) -> bool:
@@ -178,7 +195,7 @@ class PoolTransaction:
 
 @dataclass(frozen=True, slots=True)
 class FeeEstimate:
-    """Fees in piconero per byte, for priorities 1 to 4; fees are rounded up to ``quantum``."""
+    """The fees in piconero per byte, for priorities 1 to 4; fees are rounded up to ``quantum``."""
 
     per_byte: tuple[int, ...]
     quantum: int
@@ -208,7 +225,7 @@ class _Place:
 
     @property
     def height(self) -> int | None:
-        """In the pool it has none, whatever the node says under block_height."""
+        """The height of its block; None in the pool, whatever the node says under block_height."""
         return None if self.in_pool else self.block_height
 
 
@@ -217,25 +234,6 @@ class _Fees:
     fees: tuple[Whole, ...] = ()
     fee: Whole | None = None
     quantization_mask: Whole = 1
-
-
-_INVALID_FLAGS: Final = (
-    "invalid_input",
-    "invalid_output",
-    "low_mixin",
-    "overspend",
-    "too_big",
-    "too_few_outputs",
-    "tx_extra_too_big",
-    "nonzero_unlock_time",
-)
-_SUBMISSION_FLAGS: Final = (
-    "double_spend",
-    "fee_too_low",
-    "not_relayed",
-    "sanity_check_failed",
-    *_INVALID_FLAGS,
-)
 
 
 class MonerodClient:
@@ -400,6 +398,6 @@ def _submission(status: str, flags: tuple[str, ...]) -> MoneroSubmission:
 
 
 def _batches(items: Sequence[str]) -> Iterable[list[str]]:
-    """In parts as large as a restricted node takes."""
+    """Yield parts as large as a restricted node takes."""
     for at in range(0, len(items), _HASHES_PER_CALL):
         yield list(items[at : at + _HASHES_PER_CALL])

@@ -1,10 +1,10 @@
 """Pays XMR, exactly once.
 
 A payment is signed and committed with its bytes, key images and transaction key before it may be
-published. The wallet reserves nothing for a signed payment, so one is unpublished at a time. It
-relays a payment at most once, since relaying a mined one inflates its balance for good; after that
-the node gets the same bytes. What became of a payment is read off the network, never from an error.
-It has failed only if another transaction that spends one of its inputs is deep in the chain.
+published. The wallet reserves nothing for a signed payment, so one is unpublished at a time. The
+wallet relays a payment at most once, since relaying a mined one inflates its balance permanently;
+after that the node gets the signed bytes. A payment's state is read off the network, never from an
+error. It has failed only if another transaction that spends one of its inputs is deep in the chain.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _OUTPUTS_WEIGHT: Final = 850
 _SPENT_WEIGHT: Final = 660
 _FURTHER_WEIGHT: Final = 355
 _UNPUBLISHED = (MoneroPaymentState.PREPARED, MoneroPaymentState.RELAYING)
-# Not about this payment, but about the wallet as such.
+# Codes about the wallet, not about this payment.
 _NO_WALLET = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
 _SHORT_OF_MONEY = (
     WalletCode.NOT_ENOUGH_MONEY,
@@ -166,7 +166,7 @@ class MoneroPayments(Payments):
             await self._connection.ready()
             self.fees.require_affordable(1 + len(companions))
             async with self._writer:
-                # Another wallet would judge the destination by what is its own: check that first.
+                # Another wallet would compare the destination with its own addresses.
                 await self._connection.check_wallet()
                 check = await self._check_destination(transfer.address)
                 # A transaction with a payment id has one recipient.
@@ -201,7 +201,7 @@ class MoneroPayments(Payments):
         return fit
 
     async def _sign_together(self, transfers: Sequence[Transfer]) -> MoneroPayment:
-        """One payment for as many as it may have; for the first alone if that can't be made."""
+        """Sign one payment for all that fit; for the first alone if that can't be made."""
         first = transfers[0]
         alone = MoneroPaymentOrder(
             first.transfer_id, MoneroPurpose.TRANSFER, first.address, first.units
@@ -240,7 +240,7 @@ class MoneroPayments(Payments):
         return signed
 
     async def _require_published(self) -> None:
-        """Nothing new while a payment is signed and not on the network. Raises Unavailable."""
+        """Raise Unavailable while a payment is signed and not on the network."""
         for earlier in await self._ledger.payments_in(*_UNPUBLISHED):
             verdict = await self._presence.verdict(earlier)
             if verdict.outcome not in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
@@ -313,7 +313,7 @@ class MoneroPayments(Payments):
                 return await self.advance(payment.payment_id)
 
     async def advance(self, payment_id: str) -> Verdict:
-        """Look the payment up; publish the same bytes when it is absent; look again."""
+        """Look the payment up; publish its signed bytes when it is absent; look again."""
         payment = await self._ledger.payment(payment_id)
         if payment is None:
             raise LookupError(f"no payment is recorded for {payment_id}")
@@ -329,7 +329,7 @@ class MoneroPayments(Payments):
         return verdict
 
     async def _hand_over(self, payment: MoneroPayment) -> str:
-        """Through the wallet the first time, to the node ever after; what they said."""
+        """Submit by the wallet the first time, by the node ever after; return the answer."""
         if payment.state is MoneroPaymentState.PREPARED:
             await self._connection.check_wallet()
             marked = replace(
@@ -344,9 +344,9 @@ class MoneroPayments(Payments):
         return f"{answer.submission.value} {answer.reason}".strip()
 
     async def _relay(self, payment: MoneroPayment) -> str | None:
-        """Have the wallet relay and note it; what went wrong. Neither proves anything."""
+        """Have the wallet relay and note the payment; return a failure. Neither proves anything."""
         try:
-            # A wallet that was killed notes a payment only once it has seen its own money again.
+            # A wallet that was killed notes a payment only after it has seen its outputs again.
             await self._connection.wallet.refresh()
             await self._connection.wallet.relay(payment.metadata)
             await self._connection.wallet.store()
@@ -372,9 +372,10 @@ class MoneroPayments(Payments):
     # --- afterwards ----------------------------------------------------------------------------
 
     async def finish_upkeep(self) -> bool:
-        """Bring the wallet's payments to itself to their end; whether one is still under way.
+        """Bring the wallet's payments to itself to their end; return whether one is still under
+        way.
 
-        And those that the payment journal brought back, of orders that the database has not.
+        Likewise payments that the payment journal brought back, of orders that the database lacks.
         """
         async with self._writer:
             live = await self._ledger.payments_in(*_UNPUBLISHED, MoneroPaymentState.PUBLISHED)
@@ -450,7 +451,7 @@ class MoneroPayments(Payments):
 
 
 def _ending(payment: MoneroPayment) -> str:
-    """The operator's command for one that its node refuses for good."""
+    """Return the operator's command for a payment that its node refuses permanently."""
     if payment.purpose is not MoneroPurpose.TRANSFER:
         return ""
     name = payment.payees[0].transfer_id
@@ -458,16 +459,16 @@ def _ending(payment: MoneroPayment) -> str:
 
 
 def _reported(payment: MoneroPayment, problem: str) -> str:
-    """For the operator: it says so if the node may know more than it shows."""
+    """Return a problem in words for the operator, and that the node may know more than it shows."""
     spent = ", and something has spent an input of it" if payment.conflict is not None else ""
     since = iso8601(payment.relayed_at or payment.prepared_at)
     return f"payment {payment.payment_id} {problem}, since {since}{spent}"
 
 
 def _payees(transfers: Sequence[Transfer]) -> tuple[Payee, ...]:
-    """As many as one transaction takes, the first of them first.
+    """Return the payees that one transaction takes, the first transfer's first.
 
-    It pays an address once: the address tells whose payout it was.
+    A transaction pays an address once: the address tells whose payout it was.
     """
     by_address: dict[str, Payee] = {}
     for item in transfers:

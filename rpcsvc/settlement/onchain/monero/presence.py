@@ -42,10 +42,16 @@ from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 log = structlog.get_logger(__name__)
 
 
-# Nothing is signed with what the wallet has seen spent: it was spent later, give or take a
-# reorganisation and what clocks are off. Blocks come every two minutes.
+# Nothing is signed with outputs that the wallet has seen spent: they were spent later, give or take
+# a reorganisation and the error of clocks. Blocks come every two minutes.
 _LEAST_BLOCK_MS: Final = 60_000
 _MARGIN: Final = 720
+# A double spend of inputs that nothing shows as spent may be this very payment, still hidden.
+_IN_VAIN = (MoneroSubmission.INVALID, MoneroSubmission.REFUSED)
+# Blocks that a payment may wait in the node's pool: before it is relayed again, and before the
+# operator has to look.
+_RELAY_AFTER: Final = 3
+_LATE_AFTER: Final = 10
 
 
 class InputSpender(Struct, frozen=True):
@@ -84,7 +90,9 @@ class SpentInputs:
         return found
 
     def forget(self, payment_id: str) -> None:
-        """Forget what is known of a payment: it is over, or must be searched for again."""
+        """Forget the spender of a payment's inputs: the payment is over, or to be searched for
+        again.
+        """
         self._found.pop(payment_id, None)
         self._in_vain.pop(payment_id, None)
 
@@ -191,10 +199,6 @@ class MoneroPresence:
             await self._ledger.put_payment(after)
 
 
-# A double spend of inputs that nothing shows as spent may be this very payment, still hidden.
-_IN_VAIN = (MoneroSubmission.INVALID, MoneroSubmission.REFUSED)
-
-
 class MoneroPayoutEnd:
     """Looks at one wallet and its node, both open. Everything raises RpcFailure, ChainUnusable.
 
@@ -216,7 +220,8 @@ class MoneroPayoutEnd:
         self._spent = SpentInputs(connection, clock)
 
     async def end(self, payment: MoneroPayment) -> str | None:
-        """None: it can't be mined. Otherwise the transaction that has to be deep before that.
+        """Return None: the payment can't be mined; or the transaction that must be deep before
+        that.
 
         Raises NotAdopted when it may be mined yet, and nothing can be done about it now.
         """
@@ -300,18 +305,12 @@ class MoneroPayoutEnd:
                 )
 
 
-# Blocks that a payment may wait in the node's pool: before it is relayed again, and before the
-# operator has to look.
-_RELAY_AFTER: Final = 3
-_LATE_AFTER: Final = 10
-
-
 class MoneroReorgRecovery:
     """Looks for payments that will not come back by themselves.
 
-    ``problem`` is what the operator has to do about one of them; ``waiting``: that one waits in
-    the node's pool for some blocks, ``overdue``: for many. ``gone``: that a payee who was paid has
-    lost it again, for the operator. Each is None when there is nothing to say.
+    ``problem``: the operator's task about one of them; ``waiting``: a payment waits in the node's
+    pool for some blocks, ``overdue``: for many. ``gone``: a payee who was paid has lost the payment
+    again. Each is for the operator, and None when there is nothing to say.
     """
 
     def __init__(
@@ -331,7 +330,7 @@ class MoneroReorgRecovery:
         self.gone: str | None = None
 
     async def poll(self, info: NodeInfo) -> None:
-        """Republish payments that are gone or abandoned. Raises RpcFailure."""
+        """Publish payments again that are gone or abandoned. Raises RpcFailure."""
         is_new = info.top_hash != self._looked_at
         waiting = await self._rebroadcast_settled(info, is_new=is_new)
         if not is_new:
@@ -347,12 +346,14 @@ class MoneroReorgRecovery:
         self._looked_at = info.top_hash
 
     async def _rebroadcast_settled(self, info: NodeInfo, *, is_new: bool) -> list[MoneroPayment]:
-        """Publish what a deep reorganisation took off the chain; those that are in the pool.
+        """Publish payments again that a deep reorganisation took off the chain; return those in the
+        pool.
 
-        Once for each top block: what its node refuses, it refuses until the next one.
+        Once for each top block: a payment that its node refuses is refused until the next one.
 
-        One that is in no block stays on record as such, however many follow: it may never be valid
-        again, since what it spends, or hides among, is not on the chain any more.
+        A payment in no block stays on record as settled, however many blocks follow: it may never
+        be valid again, since the outputs that it spends, or hides among, are not on the chain any
+        more.
         """
         settled = await self._ledger.settled_above(info.height - self._options.tracked_blocks)
         found = await self._connection.find_transactions([item.txid for item in settled])
@@ -385,7 +386,9 @@ class MoneroReorgRecovery:
             )
 
     async def _reoffer(self, waiting: dict[str, MoneroPayment], height: int) -> None:
-        """Have the node relay, or try again to mine, what would stay in its pool otherwise."""
+        """Have the node relay, or try again to mine, payments that would stay in its pool
+        otherwise.
+        """
         self.problem = None
         pool = await self._connection.node.pool() if waiting else []
         found = [seen for seen in pool if seen.txid in waiting]
@@ -399,7 +402,7 @@ class MoneroReorgRecovery:
         self._report([waiting[seen.txid] for seen in found], height)
 
     def _report(self, in_pool: Sequence[MoneroPayment], height: int) -> None:
-        """For the operator: the payment that has waited for the most blocks."""
+        """Report the payment that has waited for the most blocks to the operator."""
         self.waiting = self.overdue = None
         if not in_pool:
             return
@@ -416,10 +419,10 @@ class MoneroReorgRecovery:
             self.waiting = text
 
     async def _relay(self, payment: MoneroPayment, seen: PoolTransaction) -> None:
-        """Send it to the node's peers.
+        """Send a payment to the node's peers.
 
         A node that was killed after it took a transaction, and before it relayed it, keeps it
-        unrelayed for ever; and the peers may have lost one that they had.
+        unrelayed for ever; and the peers may have lost a transaction that they had.
         """
         log.warning("monero_payment_relayed", payment_id=payment.payment_id, relayed=seen.relayed)
         try:
@@ -432,10 +435,10 @@ class MoneroReorgRecovery:
             )
 
     async def _offer(self, payment: MoneroPayment) -> None:
-        """Take it off the node's pool and hand it over again: then it is as new.
+        """Take a payment off the node's pool and hand it over again: then it is new to the node.
 
-        A node never tries again to mine a transaction that was not valid for a moment while
-        blocks were replaced, such as one that spends money that had only just unlocked.
+        A node never tries again to mine a transaction that was not valid for a moment while blocks
+        were replaced, for example one that spends money that had only just unlocked.
         """
         log.warning("monero_payment_abandoned_by_node", payment_id=payment.payment_id)
         try:
@@ -452,8 +455,8 @@ class MoneroReorgRecovery:
     async def _abandon_upkeep(self, info: NodeInfo) -> None:
         """Give up payments of the wallet to itself that the node has refused for many blocks.
 
-        What such a one spends, or hides among, may be gone for good. Nobody is owed it, and if it
-        is mined all the same, nothing has left the wallet.
+        The outputs that they spend, or hide among, may be gone permanently. Nobody is owed them,
+        and if one is mined all the same, nothing has left the wallet.
         """
         published = await self._ledger.payments_in(MoneroPaymentState.PUBLISHED)
         settled = await self._ledger.settled_above(info.height)
@@ -470,7 +473,7 @@ class MoneroReorgRecovery:
                 await self._ledger.put_payment(replace(away[txid], state=MoneroPaymentState.FAILED))
 
     async def _thaw_unused(self) -> None:
-        """Money held back in the wallet for a payment that can never be made is free again."""
+        """Thaw outputs that the wallet held back for a payment that can never be made."""
         free = await self._ledger.free_key_images()
         if not free:
             return

@@ -26,7 +26,7 @@ _NETWORK_NAMES: Final = {
 
 
 class Threshold(NamedTuple):
-    """Deposits of ``units`` and more need so many confirmations."""
+    """The number of confirmations that deposits of ``units`` and more need."""
 
     units: int
     confirmations: int
@@ -147,7 +147,7 @@ class DepositRecord(Struct, frozen=True):
 
 
 class MoneroPaymentState(StrEnum):
-    """How far a payment is.
+    """The progress of a payment.
 
     PREPARED: signed and committed, nothing published. RELAYING: handed to the wallet, or may have
     been. PUBLISHED: the network had it once. SETTLED: deep enough. FAILED: can never be made.
@@ -166,7 +166,7 @@ class MoneroPaymentState(StrEnum):
 
 
 class MoneroPurpose(StrEnum):
-    """TRANSFER: of an order. UPKEEP: from the wallet to itself."""
+    """The purpose of a payment. TRANSFER: of an order. UPKEEP: from the wallet to itself."""
 
     TRANSFER = "transfer"
     UPKEEP = "upkeep"
@@ -216,7 +216,9 @@ class MoneroPayment(Redacted, frozen=True):
         return self.batch or (alone,)
 
     def payee(self, transfer_id: str) -> Payee:
-        """Its payee for a transfer. Raises LookupError when it does not pay that transfer."""
+        """Return the payee for a transfer. Raises LookupError when it does not pay that
+        transfer.
+        """
         for item in self.payees:
             if item.transfer_id == transfer_id:
                 return item

@@ -58,7 +58,7 @@ from rpcsvc.store.database import Rows
 log = structlog.get_logger(__name__)
 
 
-# A reorganisation may have brought what was sent after the copy into a block before it.
+# A reorganisation may have brought a later transaction into a block before the copy.
 _MARGIN: Final = 20
 _SENT: Final = (WalletTransferKind.OUTGOING, WalletTransferKind.PENDING)
 _WALLET: Final = "the Monero wallet"
@@ -70,7 +70,7 @@ _SPEND: Final = "spend"
 
 
 class SpendWaits(Unavailable):
-    """Something in the pool spends outputs of the wallet, which does not know of it."""
+    """The pool has a transaction that spends outputs of the wallet, which does not know of it."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__("What left the XMR wallet is not known yet. Try again later.")
@@ -81,7 +81,9 @@ class SpendWaits(Unavailable):
 
 
 class MoneroOutgoing:
-    """Outgoing transactions of the operator's Monero wallet since the newest block on record."""
+    """The outgoing transactions of the operator's Monero wallet since the newest block on
+    record.
+    """
 
     def __init__(
         self,
@@ -100,16 +102,17 @@ class MoneroOutgoing:
         self._waiting = 0
 
     async def unknown(self) -> list[str]:
-        """Empty before the service's first scan of the chain: nothing can be owed by then.
+        """Return transactions on no record; none before the service's first scan, when nothing is
+        owed.
 
         Raises RpcFailure and SpendWaits; errors.Unavailable while the wallet is not the service's,
-        or has not scanned all that its node has.
+        or has not scanned the node's whole chain.
         """
         since = await self._ledger.scanned_height()
         if since is None:
             return []
         await self._require_no_spend(await self._require_ready())
-        await self._require_ready()  # what left the pool for a block since is listed now
+        await self._require_ready()  # transactions mined since are listed now
         sent = await self._wallet.transfers(max(since - _MARGIN, 0), _SENT)
         return await self._unrecorded.not_on_record({item.txid for item in sent})
 
@@ -140,7 +143,8 @@ class MoneroOutgoing:
 
 
 class StartupReconciliation:
-    """Holds signatures until what left the wallet was compared with the records, once.
+    """Holds signatures until the wallet's outgoing transactions were compared with the records,
+    once.
 
     A wallet that can't answer can't sign either, so holding costs nothing. If it signs and still
     fails to answer this, payouts go on after ``LOOK_TIMEOUT_MS`` and health says so; it is asked
@@ -176,7 +180,7 @@ class StartupReconciliation:
                 await self._poll()
 
     def health(self) -> Health:
-        """Not ok while a transaction is on no record, or the check has failed for long."""
+        """Return not ok while a transaction is on no record, or the check has failed for long."""
         return Health(self._problem is None, self._problem)
 
     async def _poll(self) -> None:
@@ -206,7 +210,7 @@ class StartupReconciliation:
         )
 
     def _failed(self, failure: RpcFailure) -> None:
-        """Raises errors.Unavailable, unless it has gone on for too long."""
+        """Raise errors.Unavailable, unless the check has failed for too long."""
         now = self._steady()
         if self._failing_since is None:
             self._failing_since = now
@@ -289,7 +293,7 @@ class MoneroAdoption:
         require_unsigned(wanted.transfer, txid)
         return known
 
-    # --- what node and wallet say --------------------------------------------------------------
+    # --- from node and wallet ------------------------------------------------------------------
 
     async def _find(self, txid: str, key: str | None) -> _FoundTransaction:
         await self._connection.check_node()
@@ -320,7 +324,7 @@ class MoneroAdoption:
             ) from error
 
     async def _received(self, found: _FoundTransaction, address: str) -> int:
-        """Piconero that the transaction paid to an address, by its key."""
+        """Return the piconero that the transaction paid to an address, by its key."""
         try:
             check = await self._wallet.check_key(found.sent.txid, found.key, address)
         except NodeError as error:
@@ -334,7 +338,9 @@ class MoneroAdoption:
     async def _also_paid(
         self, found: _FoundTransaction, wanted: OpenTransfer, others: Sequence[OpenTransfer]
     ) -> list[OpenTransfer]:
-        """Open transfers that the transaction pays besides: the service pays several at once."""
+        """Return open transfers that the transaction pays, too: the service pays several at
+        once.
+        """
         left = found.sent.amount - wanted.transfer.units
         addresses, also = {wanted.transfer.address}, []
         for item in others:
@@ -363,7 +369,7 @@ def _payment(found: _FoundTransaction, paid: Sequence[OpenTransfer]) -> MoneroPa
         fee=found.sent.fee,
         txid=txid,
         raw=found.bytes.raw,
-        # Only what was never relayed is relayed by the wallet, and needs them.
+        # The wallet needs them to relay a payment, which it does only the first time.
         metadata="",
         tx_key=found.key,
         key_images=tuple(sorted(found.bytes.key_images)),

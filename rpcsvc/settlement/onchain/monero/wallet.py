@@ -63,6 +63,8 @@ _DO_NOT_RELAY: Final = {
 
 
 T = TypeVar("T")
+UNLOCK_BLOCKS: Final = 10
+_OWN: Final = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class WalletClient:
     # --- the wallet file -----------------------------------------------------------------------
 
     async def version(self) -> tuple[int, int]:
-        """Major and minor version of the wallet RPC."""
+        """Return the major and minor version of the wallet RPC."""
         number = await self._read_field(WHOLE, "version", "get_version")
         return number >> 16, number & 0xFFFF
 
@@ -135,7 +137,7 @@ class WalletClient:
         await self._act("close_wallet")
 
     async def store(self) -> None:
-        """Write the open wallet to its file. Until then a kill undoes what it learned."""
+        """Write the open wallet to its file. Until then a kill undoes its last changes."""
         await self._act("store")
 
     async def seed(self) -> str:
@@ -223,7 +225,7 @@ class WalletClient:
         answer = await self._read("validate_address", params)
         return self._model(AddressCheck, "validate_address", answer)
 
-    # --- what came in and went out -------------------------------------------------------------
+    # --- transfers and outputs -----------------------------------------------------------------
 
     async def transfers(
         self,
@@ -233,7 +235,7 @@ class WalletClient:
             WalletTransferKind.POOL,
         ),
     ) -> list[WalletTransfer]:
-        """Transfers in blocks at or above ``from_height``, and all that are not mined."""
+        """Return transfers in blocks at or above ``from_height``, and all that are not mined."""
         params: JsonObject = {str(kind): kind in kinds for kind in WalletTransferKind}
         # The wallet leaves out the block at min_height itself.
         params |= {"account_index": self.account, "filter_by_height": True}
@@ -311,10 +313,10 @@ class WalletClient:
         return self._model(PreparedPayment, "sweep_single", answer)
 
     async def relay(self, metadata: str) -> str:
-        """Publish a prepared payment through the wallet, which notes it; the transaction id.
+        """Publish a prepared payment through the wallet, which notes it; return the transaction id.
 
-        At most once per payment, then ``store``: for one that is mined the wallet reports success
-        and books it a second time, for good. After that, MonerodClient.submit.
+        At most once per payment, then ``store``: for a mined payment the wallet reports success and
+        books it a second time, permanently. After that, MonerodClient.submit.
         """
         answer = await self._act("relay_tx", {"hex": metadata})
         return self._field(TEXT, "relay_tx", answer, "tx_hash")
@@ -399,12 +401,6 @@ def _may_be_tx_key(text: str) -> bool:
     return scalars[0] > 0 and max(scalars) < _GROUP_ORDER
 
 
-UNLOCK_BLOCKS: Final = 10
-
-
-_OWN: Final = (0,)
-
-
 @dataclass(frozen=True, slots=True)
 class Held:
     """The spendable balance, now or later. ``outputs``: neither spent nor frozen.
@@ -422,7 +418,7 @@ class Held:
 
 
 async def read_held(wallet: WalletClient, height: int) -> Held:
-    """At the height of the chain. Raises RpcFailure."""
+    """Return the balance at the height of the chain. Raises RpcFailure."""
     listed, is_complete = await list_unspent(wallet)
     outputs = tuple(item for item in listed if not item.spent and not item.frozen)
     if is_complete:

@@ -1,8 +1,7 @@
-"""What monero-wallet-rpc answers, as strict models: transfers, outputs, balances, error codes.
+"""The answers of monero-wallet-rpc as strict models: transfers, outputs, balances, error codes.
 
-Amounts are piconero (10^-12 XMR), heights count from 0, hashes, keys and transactions are lower-
-case hex.
-Source: the wallet RPC documentation at getmonero.org.
+Amounts are piconero (10^-12 XMR), heights count from 0, hashes, keys and transactions are
+lower-case hex. Source: the wallet RPC documentation at getmonero.org.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from pydantic import AliasPath, Field, PlainValidator
 
 from rpcsvc.settlement.onchain.daemon_rpc import Flag, Text, Whole, named
 
+_COINBASE: Final = "block"
+
 
 class WalletCode(IntEnum):
-    """Error codes of monero-wallet-rpc that callers distinguish (NodeError.code)."""
+    """The error codes of monero-wallet-rpc that callers distinguish (NodeError.code)."""
 
     UNKNOWN = -1
     WRONG_ADDRESS = -2
@@ -38,7 +39,7 @@ Filled = Annotated[str, Field(strict=True, min_length=1)]
 
 
 class SubaddressIndex(NamedTuple):
-    """Account (``major``) and index within it (``minor``)."""
+    """An index in the wallet: the account (``major``) and the index within it (``minor``)."""
 
     major: Whole
     minor: Whole
@@ -65,15 +66,12 @@ class WalletTransferKind(StrEnum):
     FAILED = "failed"
 
 
-_COINBASE: Final = "block"
-
-
 def _kind(value: Any) -> WalletTransferKind:
     return WalletTransferKind.INCOMING if value == _COINBASE else WalletTransferKind(value)
 
 
 def _height(value: Any) -> int | None:
-    """The wallet gives 0 for what is in no block."""
+    """Return a height; None for 0, which the wallet gives outside of a block."""
     if type(value) is not int or value < 0:
         raise ValueError("it is no whole number")
     return value or None
@@ -103,7 +101,7 @@ class WalletTransfer:
 
 
 class Destination(NamedTuple):
-    """Who gets how many piconero."""
+    """A recipient, and the piconero for it."""
 
     address: str
     amount: int
@@ -144,7 +142,7 @@ class SubaddressBalance:
 
     @property
     def index(self) -> SubaddressIndex:
-        """Its index in the wallet."""
+        """The subaddress's index in the wallet."""
         return SubaddressIndex(self.account, self.minor)
 
 
@@ -161,7 +159,7 @@ class Balance:
 
 
 class OutputFilter(StrEnum):
-    """Which of the wallet's outputs: AVAILABLE is not spent."""
+    """A choice of the wallet's outputs: AVAILABLE is not spent."""
 
     AVAILABLE = "available"
     UNAVAILABLE = "unavailable"
@@ -170,7 +168,7 @@ class OutputFilter(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output that the wallet received. ``key_image`` is what spending it shows."""
+    """An output that the wallet received. ``key_image`` is shown when it is spent."""
 
     txid: Annotated[Text, named("tx_hash")]
     global_index: Whole
