@@ -84,7 +84,7 @@ _EVM_PAYMENTS = (
 )
 _EVM_ATTEMPTS = "SELECT payment_id, txid FROM evm_attempts ORDER BY payment_id, number"
 _SWEEPS = (
-    "SELECT network, address, units, taken, state, payment_id FROM evm_sweeps"
+    "SELECT network, address, units, taken, state, payment_id, authorization_hash FROM evm_sweeps"
     " ORDER BY network, address_index, serial"
 )
 _MONERO_WATCHED = (

@@ -124,7 +124,10 @@ class PaymentEntry(Redacted, frozen=True):
 
 
 class SweepEntry(Struct, frozen=True):
-    """A step of bringing a deposit address's USDC to the hot wallet."""
+    """A step of bringing a deposit address's USDC to the hot wallet.
+
+    ``authorization_hash`` is the nonce of the signed authorization (EIP-3009); None without one.
+    """
 
     network: str
     address: str
@@ -132,6 +135,7 @@ class SweepEntry(Struct, frozen=True):
     taken: int
     state: str
     payment_id: str | None
+    authorization_hash: str | None = None
 
 
 class Annotation(Struct, frozen=True):

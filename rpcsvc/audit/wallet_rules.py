@@ -243,7 +243,10 @@ def _sweeps(
         moves = swept.get(address, [])
         left = sum(move.units for move in moves)
         reported = sum(move.units for move in moves if move.txid in facts.annotated)
-        taken = sum(_taken(item, moves, payments, pending) for item in sweeps.get(address, []))
+        made = sweeps.get(address, [])
+        taken = sum(_taken(item, moves, payments, pending) for item in made)
+        if taken < left:
+            taken += sum(_taken_after_all(item, moves, payments, pending) for item in made)
         if left < taken and facts.stale:
             pending.append(f"a sweep of {address} may have been in a block that was replaced")
         # What a sweep of a lost database took may be on record since, as found done.
@@ -268,15 +271,29 @@ def _taken(
     if sweep.state == "signed":
         pending.append(f"sweep {sweep.payment_id} is under way")
         return sweep.units if is_mined else 0
-    if sweep.state == "void" and is_mined:
-        # The block in which it failed was replaced, and it was mined again. The service records
-        # that when it next looks at the address, within the hour.
-        pending.append(f"sweep {sweep.payment_id} had failed and is mined after all")
-        return sweep.units
     if payment is None or payment.state != "settled" or not sweep.taken or is_mined:
         return sweep.taken
     pending.append(f"sweep {sweep.payment_id} was settled and is off the chain")
     return 0
+
+
+def _taken_after_all(
+    sweep: SweepEntry,
+    moves: list[TokenTransfer],
+    payments: Mapping[str, PaymentEntry],
+    pending: list[str],
+) -> int:
+    """Units that a void sweep took because the block in which it failed was replaced.
+
+    Where it had an authorization, the service finds that used when it next looks at the address,
+    within the hour, and records the units.
+    """
+    payment = payments.get(sweep.payment_id or "")
+    is_mined = payment is not None and any(move.txid in payment.txids for move in moves)
+    if sweep.state != "void" or sweep.authorization_hash is None or not is_mined:
+        return 0
+    pending.append(f"sweep {sweep.payment_id} had failed and is mined after all")
+    return sweep.units
 
 
 # --- what the hot wallet signed --------------------------------------------------------------

@@ -53,7 +53,12 @@ class Turns:
 
     def has_room(self) -> bool:
         """Return whether work may begin now."""
-        return self._count == 0 and self._has_time()
+        if self._count:
+            return False
+        if self._ends_at is None:
+            self._ends_at = self._now() + TURN_SECONDS
+            return True
+        return self._now() < self._ends_at
 
     def wait(self, work: Callable[[], None]) -> None:
         """Call ``work`` in a later turn, after what waits already. In an event loop."""
@@ -161,7 +166,7 @@ class HttpConnection(web.RequestHandler):
         return self._waiter is not None and not self._messages and not self._is_held
 
     def has_asked(self) -> bool:
-        """Return whether the head of a request was received."""
+        """Return whether a request has begun to be handled, or was refused as unreadable."""
         return self._has_asked
 
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -169,7 +174,8 @@ class HttpConnection(web.RequestHandler):
         self._has_asked, self._handled = True, request
         request[TURNS] = self._turns
         try:
-            await self._turns.take()
+            if not self._turns.has_room():
+                await self._turns.take()
             return await handler(request)
         finally:
             self._handled = None

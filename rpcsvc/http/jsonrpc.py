@@ -357,8 +357,9 @@ def _unknown_method(name: str, methods: Iterable[str]) -> UnknownMethod:
 def _id_of(element: Any) -> Any:
     """The id of an element, _NO_ID if it has none, None if it can't be written back unchanged."""
     call_id = element.get("id", _NO_ID) if type(element) is dict else None
-    is_known = call_id is _NO_ID or (type(call_id) in _ID_TYPES and not _is_beyond_64_bits(call_id))
-    return call_id if is_known else None
+    if call_id is _NO_ID or type(call_id) is str:
+        return call_id
+    return call_id if type(call_id) in _ID_TYPES and not _is_beyond_64_bits(call_id) else None
 
 
 def _is_beyond_64_bits(call_id: Any) -> bool:

@@ -107,13 +107,15 @@ class Problems:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
+        if error is None:
+            return False
         if isinstance(error, InputError):
             self._found.append(error)
-        elif isinstance(error, InputErrors):
+            return True
+        if isinstance(error, InputErrors):
             self._found += error.problems
-        else:
-            return False
-        return True
+            return True
+        return False
 
     def add(self, *problems: InputError) -> None:
         """Add problems that were found without raising them."""

@@ -548,18 +548,39 @@ def test_settled_sweep_off_the_chain_is_pending_until_it_fails() -> None:
     assert (report.differences, report.pending) == ((), ())
 
 
-def test_void_sweep_that_is_mined_after_all_is_pending() -> None:
-    """The block in which it failed was replaced, and the service has not looked again yet."""
+def void_sweep_that_is_mined(authorization: str | None) -> World:
+    """The block in which a sweep failed was replaced, and the service has not looked again yet."""
     world = World()
-    order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
-    world.sweep(order)
-    world.sweeps[0] = replace(world.sweeps[0], state="void", taken=0)
+    world.sweep(world.keep(world.deposit(world.order(U2X), 5 * USDC)))
+    world.sweeps[0] = replace(
+        world.sweeps[0], state="void", taken=0, authorization_hash=authorization
+    )
     world.payments[-1] = replace(world.payments[-1], state="failed")
+    return world
+
+
+def test_void_sweep_that_is_mined_after_all_is_pending() -> None:
+    world = void_sweep_that_is_mined("ab" * 32)
     report = audited(world)
     assert report.differences == ()
-    assert report.pending == (f"sweep sweep-{order.order_id} had failed and is mined after all",)
+    name = world.sweeps[0].payment_id
+    assert report.pending == (f"sweep {name} had failed and is mined after all",)
     world.moves[-1] = replace(world.moves[-1], units=world.moves[-1].units + 1)
     assert kinds(audited(world)) == {"sweep"}
+
+
+def test_void_sweep_without_authorization_is_a_difference() -> None:
+    """The service has no way to find out that it was mined after all."""
+    assert kinds(audited(void_sweep_that_is_mined(None))) == {"sweep"}
+
+
+def test_units_of_a_void_sweep_count_once() -> None:
+    """A later sweep of the address has recorded them already."""
+    world = void_sweep_that_is_mined("ab" * 32)
+    void = world.sweeps[0]
+    world.sweeps.append(replace(void, state="done", taken=void.units, payment_id=None))
+    report = audited(world)
+    assert (report.differences, report.pending) == ((), ())
 
 
 def test_sweep_by_another_key_copy_explains_the_address_loss() -> None:
