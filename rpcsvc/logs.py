@@ -54,7 +54,7 @@ def configure_logging(log_format: str, level: str) -> None:
 
 
 class Occasional:
-    """Counts events by kind, and logs one of each kind a minute. ``now`` gives seconds."""
+    """Counts events by kind, to log one of each kind a minute. ``now`` gives seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

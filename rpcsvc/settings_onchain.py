@@ -96,8 +96,8 @@ class OnchainSettings(Group):
 
 
 class InventorySettings(Group):
-    """What ``rpcsvc treasury plan`` proposes moves by (treasury/wallets.py), and where
-    ``rpcsvc treasury withdraw`` may send.
+    """Targets by which ``rpcsvc treasury plan`` proposes moves (treasury/wallets.py), and addresses
+    that ``rpcsvc treasury withdraw`` may send to.
 
     ``targets``: network=amount, whole XMR or USDC that is to be free there; a network without one
     is left as it is. ``days``: of how many the flows are taken. ``band_percent``: a network that is

@@ -30,7 +30,7 @@ class _NoStream(Exception):
 
 
 class Feed:
-    """The events of one order after a cursor, each once, until the order is over."""
+    """The events of one order after a cursor, each once, until nothing more can happen to it."""
 
     def __init__(self, calls: Calls, order_id: str, after: int) -> None:
         self._calls = calls

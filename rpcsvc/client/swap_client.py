@@ -151,7 +151,7 @@ class SwapClient:
         return _status(await self._calls.call("swap.status", {"orderId": order_id, **check}))
 
     async def events(self, order_id: str, *, after: int = 0) -> AsyncGenerator[Event]:
-        """The events after a cursor, each once, as they come, until the order is over.
+        """The events after a cursor, each once, as they come, until nothing more can happen.
 
         Events are hints: get the status before you act on one.
         """

@@ -81,7 +81,7 @@ def is_known(client: str) -> bool:
 
 
 class Reservation(NamedTuple):
-    """What an order reserves for money that has not come: ``units`` of the payout on ``network``.
+    """Units that an order reserves on ``network``, of its payout, for money that has not come.
 
     It ends at ``expires_at`` (ms), once all deposits until then are known on ``deposit_network``.
     """
@@ -328,7 +328,7 @@ def _not_refunded(order: Order) -> list[Deposit]:
 def _output(order: Order) -> int:
     """Return what the order pays out, with its fee, if all that came so far is swapped.
 
-    A deposit above the maximum is refunded: nobody holds up a wallet by sending one.
+    Deposits above the maximum together are refunded: nobody holds up a wallet by sending them.
     """
     return _output_with(order, max(0, order.terms.deposit_amount - _returnable(order)))
 

@@ -12,7 +12,7 @@ import orjson
 from aiohttp import web
 from msgspec import Struct, field
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import DAY_MS, Clock
 from rpcsvc.http.connection import Handler
 from rpcsvc.http.documents import agent, links, llms, wellknown
 from rpcsvc.http.documents.recording import EXAMPLE_KEY, RPC_EXAMPLE_KEY, Recording
@@ -27,7 +27,6 @@ _HOUR = 3_600
 
 Maker = Callable[[], Json]
 
-_DAY_MS = 86_400_000
 # An entry of If-None-Match (RFC 9110, section 8.8.3): an opaque tag, maybe marked as weak.
 _ENTITY_TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 
@@ -223,7 +222,7 @@ class DocumentCache:
             case Renewal.NEVER:
                 return False
             case Renewal.DAILY:
-                return kept.written_at // _DAY_MS != now // _DAY_MS
+                return kept.written_at // DAY_MS != now // DAY_MS
             case Renewal.EVERY_REQUEST | Renewal.FOR_EACH_READER:
                 return True
 

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from rpcsvc import __version__
-from rpcsvc.clock import Clock, steady_ms
+from rpcsvc.clock import DAY_MS, Clock, steady_ms
 from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.errors import ServiceError, Unavailable
@@ -28,7 +28,6 @@ from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.webhooks import Backlog, WebhookStore
 
 METRICS_PATH: Final = "/metrics"
-_DAY_MS: Final = 86_400_000
 _WEI: Final = 10**18
 
 
@@ -47,7 +46,7 @@ class PaidFees:
 
     async def total(self, now: int) -> Mapping[str, int]:
         """The sums. Raises errors.Unavailable."""
-        until = now - _DAY_MS
+        until = now - DAY_MS
         if until > self._since:
             self._before.update(await self._books.network_fees(self._since, until))
             self._since = until
@@ -105,7 +104,7 @@ class Readout:
             gauge("rpcsvc_transfers_due_amount", await self._due()),
             gauge("rpcsvc_payments_unmined", await self._unmined()),
             gauge("rpcsvc_authorizations_unresolved", [((), authorizations)]),
-            gauge("rpcsvc_network_fees_day", _coins(await self._books.network_fees(now - _DAY_MS))),
+            gauge("rpcsvc_network_fees_day", _coins(await self._books.network_fees(now - DAY_MS))),
             counter("rpcsvc_network_fees", _coins(await self._fees.total(now))),
             counter("rpcsvc_withdrawals", list((await self._books.withdrawals_over()).items())),
             *self._authorization_gas(),

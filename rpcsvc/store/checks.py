@@ -253,7 +253,7 @@ class UnservedOrders:
         return cls(database, [(row["order_id"], row["network"]) for row in rows])
 
     async def problem(self) -> str | None:
-        """What the operator has to do about them; None when there are none."""
+        """Tell the operator what to do about them; None when there are none."""
         self._waiting = [
             (order_id, network)
             for order_id, network in self._waiting

@@ -122,6 +122,9 @@ async def skip_monero(
 ) -> int:
     """Leave out all subaddresses that wallet or database know, and ``count`` after them. Return the
     index of the last one.
+
+    The wallet stores addresses before they are on record. ``rescan`` has it look for money that
+    came to them while it did not know them. Raises RpcFailure and ChainUnusable.
     """
     node = await connection.check_node()
     await connection.check_wallet()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import html
 from urllib.parse import quote
 
-from rpcsvc.clock import iso8601
+from rpcsvc.clock import DAY_MS, iso8601
 from rpcsvc.http.documents import links
 from rpcsvc.http.documents.links import mail_domain
 from rpcsvc.http.mcp.revisions import SERVED
 from rpcsvc.http.site import API_ROOT, MCP_PATH, RPC_PATH, Site
 from rpcsvc.strict_json import Json
 
-DAY_MS = 86_400_000
 # RFC 9116, section 2.5.5, recommends less than a year.
 SECURITY_TXT_DAYS = 180
 CATALOG_PROFILE = "https://www.rfc-editor.org/info/rfc9727"

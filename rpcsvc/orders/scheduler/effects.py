@@ -268,7 +268,7 @@ class EffectRunner:
         return await self._apply_once(order_id, event, effect)
 
     def _next_of(self, order: Order, effect: FillChunk, now: int) -> Event | None:
-        """What happens to the chunk now; None when it has to wait for a fair rate."""
+        """Return the event that the chunk has now; None when it has to wait for a fair rate."""
         try:
             rate = self._rates.rate().usdc_per_xmr
         except Unavailable as error:

@@ -75,7 +75,7 @@ class ServedNetwork(Protocol):
     """One network as the engine sees it. Units are atomic ones of the network's asset.
 
     ``transfers_per_payment``: the most transfers that one transaction may carry out.
-    ``block_seconds``: the typical time between blocks, in seconds, rounded up.
+    ``block_seconds``: the typical time between blocks, in whole seconds, at least 1.
     """
 
     asset: Asset

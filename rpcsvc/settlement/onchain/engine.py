@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from typing_extensions import override
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import DAY_MS, Clock
 from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
@@ -55,7 +55,6 @@ log = structlog.get_logger(__name__)
 Pause = Callable[[float], Awaitable[None]]
 
 
-_DAY_MS: Final = 24 * 3600 * 1000
 # A transfer that waits for a cap is tried at least once a minute (orders/scheduler/effects.py): one
 # that was not tried for this long was cancelled, or waits for something else.
 _ASKS_AGAIN_MS: Final = 5 * 60 * 1000
@@ -182,11 +181,11 @@ class PayoutGuard:
         """
         async with self._counting:
             await self._require_within_caps(transfer)
-            together = await self._within_caps(companions, after=transfer)
-            units = sum(item.units for item in (transfer, *together))
+            passed = await self._within_caps(companions, after=transfer)
+            units = sum(item.units for item in (transfer, *passed))
             self._passing[transfer.asset] += units
         try:
-            yield together
+            yield passed
         finally:
             self._passing[transfer.asset] -= units
 
@@ -218,7 +217,7 @@ class PayoutGuard:
             return _over("the cap per transfer", caps.per_transfer, asset)
         # In this order: a payment committed meanwhile counts twice, rather than not at all.
         passing = self._passing[asset]
-        sent = passing + await self._signed.sent_since(asset, self._clock.now_ms() - _DAY_MS)
+        sent = passing + await self._signed.sent_since(asset, self._clock.now_ms() - DAY_MS)
         if sent + besides + transfer.units > caps.per_day:
             return _over("the cap per day", caps.per_day, asset)
         return None
@@ -444,13 +443,13 @@ class OnchainEngine(Wallets):
         self._guard.require_open()
         if self._journal is not None:
             await self._journal.require_ready()
-        async with self._guard.passing(transfer, companions) as together:
+        async with self._guard.passing(transfer, companions) as passed:
             if (poll := self._reconciliations.get(network.asset)) is not None:
                 await poll.require_done()
             # Another caller's startup reconciliation may have paused payouts meanwhile, and leaves
             # this one nothing to find.
             self._guard.require_open()
-            await network.payments.prepare(transfer, together, record)
+            await network.payments.prepare(transfer, passed, record)
 
     @override
     async def publish(self, transfer: Transfer) -> Verdict:

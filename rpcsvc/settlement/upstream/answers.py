@@ -4,6 +4,9 @@ A deposit address must be good for the network on which the user pays, and a pay
 the requested one. A wrong answer raises UpstreamBroken, which names the field and never quotes its
 value. Fields that the specification does not have are ignored. An unknown status is UNKNOWN, never
 guessed: a wrong guess would report money that has not arrived.
+
+Amounts are atomic units, times are ms since the epoch, other numbers are exact decimals.
+Sources: spec 2.4 (fields), spec 3.2 and 3.3 (statuses), and spellings of the public API.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> VenueQuote
 def _agreed(
     request: QuoteRequest, quote: VenueQuote | None, created: Created, now: int
 ) -> VenueQuote:
-    """Return the quote with the terms that the upstream has agreed to, if there was a quote."""
+    """Return the terms that the upstream has agreed to; ``quote``, if any, bounds them."""
     output, as_of = created.expected_output, quote.rate.as_of if quote else now
     if output is None:
         return _quote(request, None, as_of)

@@ -147,7 +147,6 @@ class EvmNetworkAdapter(ServedNetwork):
         nonces = EvmNonces(
             self.connection, signer.address, ledgers.payments, ledgers.unrecorded, switch
         )
-
         self.payments = EvmPayments(
             self.connection, signer, ledgers.payments, clock, ledgers.deposits.is_ours, nonces
         )

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import DAY_MS, Clock
 from rpcsvc.domain import usdc
 from rpcsvc.domain.authorizations import (
     LEAST_SECONDS,
@@ -58,7 +58,6 @@ _LONGEST_PAUSE_MS: Final = 30_000
 _NAMED_BYTES: Final = 16
 # The token has contract wallets judge their signatures, by code that anyone may have written.
 _MOST_GAS: Final = 1_000_000
-_DAY_MS: Final = 86_400_000
 _WEI: Final = 10**18
 _FAILED: Final = EvmPaymentState.FAILED
 _FINAL: Final = frozenset({EvmPaymentState.SETTLED, EvmPaymentState.FAILED})
@@ -104,7 +103,7 @@ class GasBudget:
         return (await self._read()).given
 
     async def _read(self) -> _Spent:
-        since, given, at_risk = self._clock.now_ms() - _DAY_MS, 0, 0
+        since, given, at_risk = self._clock.now_ms() - DAY_MS, 0, 0
         for network, price in self._coin_prices.items():
             uses = await self._ledger.authorization_gas(network, since)
             l1_fee = self._l1_fees.get(network, 0)

@@ -31,9 +31,9 @@ from rpcsvc.store.database import Statement, Tables, upsert
 log = structlog.get_logger(__name__)
 
 USUAL_GAS: Final = 65_000
-"""What a transfer of USDC to a new holder takes, about; used until a node has estimated it."""
+"""Gas of a transfer of USDC to a new holder, about; used until a node has estimated it."""
 _AUTHORIZATION_GAS: Final = 30_000
-"""What ``transferWithAuthorization`` takes beyond a transfer, about: the nonce that it stores, the
+"""Gas of ``transferWithAuthorization`` beyond a transfer, about: for the nonce that it stores, the
 signature that it checks, and their bytes."""
 # The bytes that go to L1 with it, as a multiple of a transfer's, at most.
 _AUTHORIZATION_LENGTH: Final = 3

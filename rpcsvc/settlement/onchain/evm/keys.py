@@ -168,7 +168,7 @@ class EvmSigner:
         return f"EvmSigner({self.address})"
 
     def sign(self, plan: TransactionPlan) -> SignedTransaction:
-        """Sign without sending. A plan always gives one series of bytes (RFC 6979).
+        """Sign without sending. Equal plans give equal bytes (RFC 6979).
 
         Raises ValueError when a field can't be right.
         """

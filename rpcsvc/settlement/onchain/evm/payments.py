@@ -330,7 +330,7 @@ class EvmPayments(Payments):
 
     async def _mined_to(self) -> int:
         """The newest block with a payment that is mined and not settled; 0: there is none."""
-        live = await self.own(EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED)
+        live = await self.own(*_LIVE)
         return max((item.inclusion.block.number for item in live if item.inclusion), default=0)
 
     async def _destination(self, address: str) -> str:
@@ -396,7 +396,8 @@ class EvmPayments(Payments):
         """Publish signed payments of the service's own; return a payout that is not on the network
         yet.
 
-        The order layer alone publishes a payout, and holds it back while payouts are paused.
+        The order layer alone publishes a payout, and holds it back while payouts are paused. Only
+        for the holder of ``writer``.
         """
         for earlier in await self.own(EvmPaymentState.PREPARED):
             if not _is_payout(earlier):
@@ -461,7 +462,7 @@ class EvmPayments(Payments):
             )
 
     async def hand_over(self, payment: EvmPayment) -> NodeReply:
-        """Submit the latest attempt and return the node's reply."""
+        """Submit the latest attempt; return the node's reply. Only for the holder of ``writer``."""
         if payment.state is EvmPaymentState.PREPARED:
             await self._mark_published(payment)
         try:

@@ -90,7 +90,8 @@ class EvmUpkeep:
         """Publish a payment again that the network lost; replace one that has waited too long.
 
         A payment that a higher fee would not help, or that may cost no more, is handed over once
-        more: its node may have it, and the block builders may not.
+        more: its node may have it, and the block builders may not. Only for the holder of the
+        payments' ``writer``.
         """
         verdict = await self._payments.verdict(await self._payments.payment(payment_id))
         was_lost = verdict.outcome is Outcome.ABSENT
@@ -210,7 +211,8 @@ class EvmUpkeep:
         nonces after it wait for its own. Then it has failed, and took nothing but gas.
 
         Blocks below one that is still there are still there: only younger ones are compared. A node
-        that lags proves nothing about the blocks that it lacks.
+        that lags proves nothing about the blocks that it lacks. Only for the holder of the
+        payments' ``writer``.
         """
         above = top.number - self._network.tracked_blocks
         if self._compared is not None and await self._connection.has(self._compared):

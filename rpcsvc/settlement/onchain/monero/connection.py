@@ -108,8 +108,8 @@ class MoneroConnection:
 
         monerod looks into the chain, then into the pool: a block that takes a transaction out of
         the pool in between makes it miss that one. So a missing transaction is looked for twice,
-        the second time with one top block before and after. Raises RpcFailure, ChainUnusable, and
-        errors.Unavailable while blocks come faster than the node answers.
+        the second time with the same top block before and after. Raises RpcFailure, ChainUnusable,
+        and errors.Unavailable while blocks come faster than the node answers.
         """
         found = await self.node.transactions(txids)
         for _ in range(_TRIES):

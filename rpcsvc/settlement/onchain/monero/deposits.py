@@ -126,7 +126,7 @@ class DepositProofs:
         return proofs
 
     def _asks(self, item: DepositRecord, view: ChainView, deep: Set[Key]) -> bool:
-        """Whether it matters now that the wallet has received the deposit."""
+        """Return whether the wallet has to be asked now if it has received the deposit."""
         if item.acknowledged is DepositState.REMOVED:
             return True
         return key_of(item) in deep and not (was_confirmed(item) and self._is_settled(item, view))

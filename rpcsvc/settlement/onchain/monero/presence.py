@@ -455,8 +455,8 @@ class MoneroReorgRecovery:
     async def _abandon_upkeep(self, info: NodeInfo) -> None:
         """Give up payments of the wallet to itself that the node has refused for many blocks.
 
-        The outputs that they spend, or hide among, may be gone permanently. Nobody is owed them,
-        and if one is mined all the same, nothing has left the wallet.
+        The outputs that they spend, or hide among, may be gone permanently. Nobody is owed these
+        payments, and if one is mined all the same, nothing has left the wallet.
         """
         published = await self._ledger.payments_in(MoneroPaymentState.PUBLISHED)
         settled = await self._ledger.settled_above(info.height)

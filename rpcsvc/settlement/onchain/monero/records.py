@@ -10,11 +10,12 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.order import DepositState
 from rpcsvc.redacted import Redacted
 from rpcsvc.settlement.onchain.monero.wallet import MOST_ADDRESSES_PER_CALL
 
-NETWORK: Final = "monero"
+NETWORK: Final = MONERO_NETWORK
 _XMR: Final = 10**12
 # By nettype, where the daemons call a regtest chain fakechain.
 _NETWORK_NAMES: Final = {
