@@ -85,7 +85,7 @@ class Quote(Model):
 
 
 class Funding(Model):
-    """What to send, where to and until when. Show the warnings to the payer."""
+    """The amount to send, where to and until when. Show the warnings to the payer."""
 
     deposit_address: str
     amount: str

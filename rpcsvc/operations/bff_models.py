@@ -71,7 +71,7 @@ class Nothing(Params):
 
 
 class BffQuoteParams(Params):
-    """What to price (spec 2.4, quote request)."""
+    """The swap to price (spec 2.4, quote request)."""
 
     model_config = ConfigDict(title="BffQuoteRequest")
 

@@ -372,12 +372,19 @@ def _remedy(problem: InputError) -> Json:
 
 
 class LocalService:
-    """A service that this process owns."""
+    """A service that this process owns. The worker runs every ``beat_seconds`` of a call."""
 
-    def __init__(self, dispatcher: Dispatcher, venue: Venue, worker: Worker) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        venue: Venue,
+        worker: Worker,
+        beat_seconds: float = _BEAT_SECONDS,
+    ) -> None:
         self._dispatcher = dispatcher
         self._venue = venue
         self._worker = worker
+        self._beat_seconds = beat_seconds
 
     async def call(
         self,
@@ -397,7 +404,7 @@ class LocalService:
         call = Call(request_id, idempotency_key=bare_key(key), local_session=local_session)
         running = asyncio.create_task(self._dispatcher.run(operation, params, call))
         while not running.done():
-            await asyncio.wait({running}, timeout=_BEAT_SECONDS)
+            await asyncio.wait({running}, timeout=self._beat_seconds)
             await self.catch_up()  # a call that waits for an event needs the worker to produce it
         return running.result().body
 

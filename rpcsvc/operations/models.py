@@ -108,7 +108,7 @@ class Limits(View):
 
 
 class DepositPolicyRow(View):
-    """What the service does with a deposit in one case."""
+    """The service's way with a deposit in one case."""
 
     case: str
     action: str
@@ -131,7 +131,7 @@ class RateInfo(View):
 
 
 class WebhookInfo(View):
-    """What orders can have sent to them."""
+    """The webhooks that orders can have."""
 
     public_key: Annotated[
         str | None,
@@ -141,7 +141,7 @@ class WebhookInfo(View):
 
 
 class CapabilitiesResult(Result):
-    """What the service can do now."""
+    """The abilities of the service now."""
 
     engine: str
     directions: list[DirectionInfo]
@@ -263,7 +263,7 @@ PriceLockedUntil = Annotated[
 
 
 class FundingInstructions(View):
-    """What the user has to send, where and until when (design part 3)."""
+    """The amount that the user has to send, where and until when (design part 3)."""
 
     deposit_address: str
     amount: Decimal
@@ -389,7 +389,7 @@ class TransferView(View):
 
 
 class ReceiptView(View):
-    """What proves a payout to anyone with a node: rpcsvc receipt verify checks it.
+    """The proof of a payout for anyone with a node: rpcsvc receipt verify checks it.
 
     The Monero fields are for check_tx_key and check_tx_proof of a wallet; the EVM fields name the
     token's Transfer event.

@@ -44,7 +44,7 @@ class X402(BaseModel):
 
 
 class Extra(X402):
-    """What the signer needs of the token: the domain of its signatures (EIP-712)."""
+    """The domain of the token's signatures, which the signer needs (EIP-712)."""
 
     name: Annotated[str, Field(max_length=256)]
     version: Annotated[str, Field(max_length=64)]
@@ -64,7 +64,7 @@ class PaymentRequirements(X402):
 
 
 class PaymentAuthorization(X402):
-    """What the owner of the money signs (EIP-3009)."""
+    """The terms that the owner of the money signs (EIP-3009)."""
 
     source: Annotated[Address, Field(alias="from")]
     to: Address

@@ -66,7 +66,7 @@ _POLICY = [
 
 
 class SwapParams(BaseModel):
-    """What a caller sends."""
+    """The params of a call."""
 
     model_config = ConfigDict(extra="forbid")
 

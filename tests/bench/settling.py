@@ -1,4 +1,4 @@
-"""What the check of the lease in each write adds to settling orders on PostgreSQL.
+"""Cost that the check of the lease in each write adds to settling on PostgreSQL.
 
     python -m tests.bench.settling checked|unchecked --data-dir DIR
 
@@ -132,7 +132,7 @@ class Settler:
         self.ask("settle")  # connections, prepared statements
 
     def cost(self, line: str) -> Cost:
-        """What a request takes. Raises SettlingFailed."""
+        """Measure what a request takes. Raises SettlingFailed."""
         answers: list[int] = []
         before = self._server.backend_cpu_ns()
         used, _ = self._tracing.counted(lambda: answers.append(self.ask(line)))

@@ -58,7 +58,7 @@ async def reading(browser: Browser, url: str, **options: Any) -> AsyncIterator[P
 
 
 async def findings(page: Page) -> list[str]:
-    """What axe finds on the page, its best practices included."""
+    """Findings of axe on the page, its best practices included."""
     if not await page.evaluate("'axe' in window"):
         # Not as a script of the page, which its content security policy would refuse.
         await page.evaluate(AXE.read_text(encoding="utf-8"))

@@ -49,7 +49,7 @@ class Sent(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a request cost: its status, and seconds of CPU."""
+    """The cost of a request: its status, and seconds of CPU."""
 
     name: str
     status: int
@@ -99,7 +99,7 @@ def _constants(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _looked_up(tree: ast.Module) -> Iterator[ast.AST]:
-    """What stands in ``headers.get("x")``, ``headers.getall("x")`` and ``"x" in headers``."""
+    """Names in ``headers.get("x")``, ``headers.getall("x")`` and ``"x" in headers``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
             if node.func.attr in ("get", "getall"):

@@ -162,7 +162,7 @@ async def test_wait_in_json_rpc_ends_with_its_caller(served: Served, path: str) 
 
 
 async def test_batch_with_a_create_outlives_its_caller(served: Served) -> None:
-    """It is cancelled only once all its calls but waits have ended."""
+    """A batch is cancelled only once all its calls but waits have ended."""
     order_id, waits = await ordered(served), served.up.service.waits
     create = {"jsonrpc": "2.0", "id": 1, "method": "service.swap.execute", "params": SWAP}
     batch = json.dumps([wait_of(order_id), create]).encode()

@@ -68,7 +68,7 @@ async def stored(data_dir: Path) -> list[Order]:
 
 
 def inconsistencies_of(order: Order) -> list[str]:
-    """What is wrong with a settled order, by its own terms."""
+    """Contradictions of a settled order to its own terms."""
     found = []
     if not order.status.is_terminal and order.action_required is None:
         found.append(f"is {order.status}, and waits for nobody")

@@ -1,4 +1,4 @@
-"""What clients saw of orders, over all replicas, and whether one correct service can have said it.
+"""Answers that clients saw over all replicas, and whether one correct service can have given them.
 
 Times are those of one clock. A call whose answer was lost is in no history: it may have had its
 effect, or not.
@@ -26,7 +26,7 @@ class SeenOrder(NamedTuple):
 
 
 class History:
-    """What all clients of a test saw."""
+    """The answers that all clients of a test saw."""
 
     def __init__(self) -> None:
         self.seen: list[SeenOrder] = []

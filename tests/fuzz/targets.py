@@ -1,4 +1,4 @@
-"""What is fed with bytes of strangers: each target reads them as the product does.
+"""Readers of strangers' bytes: each target reads them as the product does.
 
 A target lets through only exceptions that its reader documents. A reader that decides from text is
 asked for a consistent answer as well.
@@ -74,7 +74,7 @@ def read_amounts(data: bytes) -> None:
 
 
 def read_payments(data: bytes) -> None:
-    """What ``swap.check`` is asked about: a URI, calldata or a transaction."""
+    """Payments that ``swap.check`` is asked about: a URI, calldata or a transaction."""
     text = _text(data)
     for read in (payment_check.read_uri, payment_check.read_calldata):
         with suppress(payment_check.Unreadable, InputError):

@@ -147,7 +147,7 @@ class EvmPayer:
         return mined
 
     async def receipts(self, transfer: Transfer) -> list[Receipt]:
-        """Of all attempts that are mined."""
+        """Receipts of all attempts that are mined."""
         found = [
             await self.token.client.receipt(a.txid) for a in (await self.payment(transfer)).attempts
         ]

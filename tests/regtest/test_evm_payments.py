@@ -181,7 +181,7 @@ async def test_unmined_units_are_not_reserved_twice(payer: EvmPayer) -> None:
 async def test_late_node_signs_no_payout_over_the_balance(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lacks the block with a payout that does not count as owed any more."""
+    """The node lacks the block with a payout that does not count as owed any more."""
     await payer.controls.mine()
     before = await payer.token.client.block()
     assert before is not None

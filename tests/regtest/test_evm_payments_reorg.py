@@ -89,7 +89,7 @@ async def test_settled_payout_lost_to_a_deep_reorg_is_republished(
 async def test_late_node_takes_no_settled_payout_away(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It shows neither the payout, nor its nonce as spent, nor its block."""
+    """The node shows neither the payout, nor its nonce as spent, nor its block."""
     await payer.controls.mine()
     before = await payer.token.client.block()
     assert before is not None

@@ -387,7 +387,7 @@ async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
 async def test_settled_sweep_lost_to_a_reorg_counts_once_it_returns(
     own: EvmPayer,
 ) -> None:
-    """It was not recorded as done yet: the service was stopped, or its node was down."""
+    """The sweep was not recorded as done: the service was stopped, or its node was down."""
     await own.give(2, 5 * USDC)
     await own.controls.mine()
     sweep = await settled_sweep(own)
@@ -805,7 +805,7 @@ async def test_a_failed_sweep_that_is_mined_after_all_counts(own: EvmPayer) -> N
 async def test_sweep_reorged_below_finality_ends_with_its_deposit(
     own: EvmPayer, comes_back: bool
 ) -> None:
-    """It was mined and not settled yet. After it reverts once, it is made anew after an hour."""
+    """A sweep that was mined and not settled reverts once, and is made again after an hour."""
     before = await own.controls.snapshot()
     await own.give(2, 5 * USDC)
     await own.sweeps.maintain()

@@ -63,7 +63,7 @@ async def test_deposit_mined_between_two_looks_stays(moving: Moving, miner: Mine
 async def test_deposit_stays_while_every_look_meets_a_block(
     moving: Moving, miner: Miner, node: MonerodClient
 ) -> None:
-    """It is in no block and no pool, and the node never says so twice at the same top."""
+    """The deposit is nowhere, and the node never says so twice at the same top."""
     own, blocks = moving.own, moving.blocks
     await miner.pay(own.adapter.deposit_address(), XMR)
     assert [item.state for item in await own.reconcile()] == [SEEN]

@@ -139,7 +139,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What an account has in the first block: wei and USDC units."""
+    """Holdings of an account in the first block: wei and USDC units."""
 
     ether: int = 10**18
     units: int = 0

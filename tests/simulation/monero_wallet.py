@@ -69,7 +69,7 @@ class XmrSent(NamedTuple):
 
 @dataclass
 class Wallet:
-    """What a wallet knows; ``scanned`` are hashes of blocks."""
+    """The knowledge of a wallet; ``scanned`` are hashes of blocks."""
 
     highest: int = 0
     scanned: list[str] = field(default_factory=list)
@@ -251,7 +251,7 @@ class WalletModel:
     def _note_mined(
         self, made: XmrTransaction, block: XmrBlock, spent: Sequence[XmrReceived]
     ) -> None:
-        """Of a payment that it has forgotten it knows no destinations."""
+        """Note a mined payment; the wallet knows no destinations of a forgotten one."""
         wallet = self._wallet
         change = self._own(made)
         destinations = wallet.keys.get(made.txid, ())
@@ -266,7 +266,7 @@ class WalletModel:
         wallet.failed.pop(made.txid, None)
 
     def _own(self, made: XmrTransaction) -> int:
-        """What a transaction pays to the wallet."""
+        """Outputs of a transaction to the wallet."""
         return sum(paid.amount for paid in made.outputs if self._minor_of(paid.address) is not None)
 
     def _look_at_pool(self) -> None:
@@ -557,7 +557,7 @@ class WalletModel:
         return found
 
     def _paid(self, params: Mapping[str, str]) -> dict[str, Any]:
-        """What a transaction paid to an address."""
+        """Units that a transaction paid to an address."""
         self._require_node()
         chain, txid = self._node.chain, params["txid"]
         made = chain.transaction(txid)

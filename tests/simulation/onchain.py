@@ -395,7 +395,7 @@ class OnchainUniverse(Universe):
             self.violated(f"{row['transfer_id']} is {row['state']} and goes on no more")
 
     async def differences(self) -> list[str]:
-        """What the models show of each order, what else left the wallets, and the auditor's."""
+        """Faults of each order by the models, strange payments, and the auditor's findings."""
         found = [text for order in self.orders.values() for text in self.order_differences(order)]
         found += [
             f"nonce {nonce} of {sender} was signed for {len(calls)} calls"
@@ -446,7 +446,7 @@ class OnchainUniverse(Universe):
         return [*self._refunds.get(order.order_id, []), *sender]
 
     def _received(self, address: str) -> list[int]:
-        """What an address got in the chain, by payment."""
+        """Units that an address got in the chain, by payment."""
         if address.startswith("0x"):
             return [units for _, to, units in self._moves() if to == address.lower()]
         sums: dict[str, int] = {}
@@ -465,7 +465,7 @@ class OnchainUniverse(Universe):
                         yield move.sender.lower(), move.to.lower(), move.units
 
     def strange_payments(self) -> Iterator[str]:
-        """What left the wallets for nobody that an order knows."""
+        """Payments of the wallets to nobody that an order knows."""
         known = {order.to for order in self.orders.values()}
         known |= {each for order in self.orders.values() for each in self._refunded_to(order)}
         lower = {address.lower() for address in known}

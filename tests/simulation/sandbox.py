@@ -46,5 +46,5 @@ class SandboxUniverse(Universe):
         )
 
     async def differences(self) -> list[str]:
-        """What orders and simulated chains say differently."""
+        """Differences between orders and simulated chains."""
         return differences(self.server.connection)

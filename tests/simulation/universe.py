@@ -196,7 +196,7 @@ class Universe:
         await asyncio.sleep(40)
 
     async def differences(self) -> list[str]:
-        """What is wrong with the money, by chains and data."""
+        """Faults in the money, by chains and data."""
         raise NotImplementedError
 
     # --- a run ---------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ class Universe:
                 self.violated(f"key {key} gave {order.order_id}, and then {again}")
 
     async def _sickness(self, replica: Replica) -> str:
-        """What is wrong with a replica, and stays so for some minutes; empty: nothing."""
+        """The trouble of a replica that stays for some minutes; empty: none."""
         problem = ""
         for _ in range(_MOST_LOOKS):
             up = replica.up

@@ -89,7 +89,7 @@ def audited() -> Audited:
 
 
 async def test_events_that_a_lagging_node_leaves_out_are_read_again(audited: Audited) -> None:
-    """Of several nodes behind one address one lacks the newest blocks, and gives no error."""
+    """One of several nodes behind an address lacks the newest blocks, and gives no error."""
     audited.chain.mine(("a", pays(5)))
     audited.chain.blind = 2
     assert (await audited.facts()).moves == ()

@@ -70,7 +70,7 @@ async def test_a_settled_payout_is_listed_only_when_asked_for(tmp_path: Path, cl
 
 
 async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cli: Cli) -> None:
-    """It was reorged out: the wallet's record has it in no block."""
+    """The payout was reorged out: the wallet's record has it in no block."""
     async with served(tmp_path) as box:
         name = f"{(await settled(box)).order_id}/payout/1"
         ledger = EvmPaymentLedger(box.up.database)

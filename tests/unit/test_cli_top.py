@@ -120,7 +120,7 @@ def test_alerts_have_the_conditions_of_their_rules() -> None:
 def test_top_redraws_until_interrupted_and_shows_a_loss(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It waits for a service that stops meanwhile, and restores the terminal at the end."""
+    """The command waits for a service that stops, and restores the terminal at the end."""
     answers: Iterator[ServiceSample | Unreachable]
     answers = iter(
         [

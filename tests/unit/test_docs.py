@@ -24,14 +24,14 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def found(pattern: str, path: Path) -> set[Any]:
-    """What a pattern matches in a file; it has to match."""
+    """Matches of a pattern in a file; it has to match."""
     matches = set(re.findall(pattern, path.read_text(), re.MULTILINE))
     assert matches, f"{path} has no {pattern}"
     return matches
 
 
 def links(pattern: str) -> list[tuple[Path, Any]]:
-    """What a pattern matches in each page."""
+    """Matches of a pattern in each page."""
     matches = [(page, each) for page in PAGES for each in re.findall(pattern, page.read_text())]
     assert len(matches) > len(PAGES)
     return matches

@@ -1,4 +1,4 @@
-"""What the imports of ``rpcsvc serve`` load."""
+"""Modules that the imports of ``rpcsvc serve`` load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is logged can be written, and does not fill the disk."""
+"""Logged events can be written, and do not fill the disk."""
 
 from __future__ import annotations
 

@@ -140,3 +140,19 @@ def test_log_events_are_words_with_underscores() -> None:
     assert [
         event for event in sorted(events) if not re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)*", event)
     ] == []
+
+
+# A reader of such a docstring has to find out first what is spoken of.
+POINTING = frozenset({"What", "Those", "Of", "Such", "It"})
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@pytest.mark.parametrize("folder", ["rpcsvc", "tests", "tools"])
+def test_docstring_begins_with_a_verb_or_a_noun(folder: str) -> None:
+    assert [
+        text.splitlines()[0]
+        for source in sources(folder)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node))
+        if text.split()[0].rstrip(",.:") in POINTING
+    ] == []

@@ -279,7 +279,7 @@ async def test_transaction_that_pays_several_is_adopted_for_all(
 async def test_single_payment_is_adopted_for_one_transfer_only(
     database: SqliteDatabase,
 ) -> None:
-    """It paid others, too, so its amount would suffice for an equal second transfer."""
+    """The payment paid others, too: its amount would suffice for an equal second transfer."""
     at = Xmr({"4user": 50, "4second": 30}, others=1000)
     second, twin = (transfer(name, "monero", "4second", 30) for name in ("ord_2", "ord_3"))
     done = await adopt_xmr(at, database, WANTED, second, twin)

@@ -246,7 +246,7 @@ async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) 
 
 
 async def test_prepare_reports_a_payment_restored_from_the_journal(tmp_path: Path) -> None:
-    """It is signed already: no pause or cap applies, and it is not signed a second time."""
+    """A signed payment meets no pause or cap, and is not signed a second time."""
     rig, record = Rig(tmp_path), Recorder()
     rig.switch.pause("look into it")
     rig.usdc.known = PreparedTransfer("tx", "raw", ("t",))

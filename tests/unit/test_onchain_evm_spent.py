@@ -180,7 +180,7 @@ async def test_unrecorded_copy_that_moved_nothing_fails_the_payout(
 
 
 async def test_what_an_older_release_recorded_is_no_proof() -> None:
-    """It recorded the newest block at the first lookup, not the block that spent the nonce."""
+    """The record was the newest block at the first lookup, not the one that spent the nonce."""
     rig = Rig(Node(OURS[0], 4_000, 5_000))
     rig.payment = EvmPayment(
         NETWORK.name, HOT, NONCE, rig.payment.order, rig.payment.attempts, 1,

@@ -148,7 +148,7 @@ async def test_guard_counts_two_wallets_of_an_asset_in_turn(tmp_path: Path) -> N
 
 
 async def test_guard_counts_a_payment_committed_while_it_reads(tmp_path: Path) -> None:
-    """It may count twice, but never not at all: the books were read before its commit."""
+    """The payment may count twice, never not at all: the books were read before its commit."""
     books = SlowBooks(sent=85)
     books.answering = asyncio.Event()
     books.answering.set()

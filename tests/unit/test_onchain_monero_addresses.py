@@ -61,7 +61,7 @@ async def test_address_is_never_reused_when_the_wallet_is_reopened(
 async def test_address_is_never_reused_when_the_wallet_is_an_older_one(
     ledger: MoneroLedger, is_stopped: bool
 ) -> None:
-    """It makes the missing addresses again, most of which were handed out before."""
+    """The wallet makes the missing addresses again, most of which were handed out before."""
     pool = await pool_of(AddressWallet(), ledger)
     given = await take(pool, 150)
     if is_stopped:
@@ -245,7 +245,7 @@ def unhurried(
 async def test_a_rescan_that_failed_is_made_anew_without_a_restart(
     ledger: MoneroLedger,
 ) -> None:
-    """It takes all of the wallet's time, so it rests: for a minute, then for two."""
+    """A rescan takes all of the wallet's time, so it rests: for a minute, then for two."""
     wallet, clock = await restored(ledger, 1000), ManualClock(0)
     await ledger.note_rescan_due()
     wallet.failures = 2

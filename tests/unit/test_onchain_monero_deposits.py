@@ -719,7 +719,7 @@ async def test_block_the_wallet_has_from_another_branch_is_read_later(rig: Rig) 
 
 
 async def test_what_another_wallet_has_not_received_is_read_later(rig: Rig) -> None:
-    """It was opened in the daemon during the pass, and no call failed."""
+    """Another wallet was opened in the daemon during the pass, and no call failed."""
     rig.chain.mine(paid("a", XMR))
     rig.wallet.lost, rig.wallet.primary = {"a"}, "4another"
     with pytest.raises(ChainUnusable, match="another wallet"):

@@ -174,7 +174,7 @@ def _member(allowed: Any) -> str:
 
 
 def pumped(tree: Any, before: str = "") -> Iterator[tuple[str, str]]:
-    """What leads to each repetition of a parsed pattern, and what it repeats."""
+    """The way to each repetition of a parsed pattern, and the repeated part."""
     for op, value in tree:
         if op in REPEATS:
             yield before, sample(value[2])

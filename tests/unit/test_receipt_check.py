@@ -1,4 +1,4 @@
-"""What a receipt proves: with fake nodes, on honest and forged receipts."""
+"""Proofs by receipts: with fake nodes, on honest and forged receipts."""
 
 from __future__ import annotations
 

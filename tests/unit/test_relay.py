@@ -307,7 +307,7 @@ async def test_only_a_claim_older_than_any_call_is_in_doubt(world: World) -> Non
 
 
 async def test_call_that_another_replica_makes_is_waited_for(world: World) -> None:
-    """Of two replicas with one key, one calls the upstream, and both answer with its order."""
+    """One of two replicas with one key calls the upstream; both answer with its order."""
     calls: list[str] = []
     second: list[asyncio.Task[Any]] = []
 

@@ -141,7 +141,7 @@ def test_leftover_that_waits_for_an_address_is_reserved() -> None:
 
 
 def test_order_being_refunded_reserves_no_payout() -> None:
-    """It may wait for an address for ever, and must not block the wallet's USDC."""
+    """A refund may wait for an address for ever, and must not block the wallet's USDC."""
     order = named("ord_1", Direction.XMR_TO_USDC)
     small = order.terms.min_deposit // 2
     order = transition(order, ev.DepositSeen(key(1), small, None, NOW), NOW).order

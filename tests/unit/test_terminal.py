@@ -1,4 +1,4 @@
-"""What is printed for a terminal gives it no orders, and hides nothing."""
+"""Text printed for a terminal gives it no orders, and hides nothing."""
 
 from __future__ import annotations
 

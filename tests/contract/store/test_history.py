@@ -81,7 +81,7 @@ class Books:
         return await self.store.status_view(order.order_id, NOW) is not None
 
     async def problems(self) -> list[str]:
-        """What ``rpcsvc db check`` says of the books."""
+        """Problems that ``rpcsvc db check`` finds in the books."""
         return [what for what, query in BOOKS if await self.database.fetch(query)]
 
 

@@ -325,7 +325,7 @@ async def test_nothing_is_made_while_the_settler_refuses(
 async def test_orders_at_once_never_reserve_more_than_the_wallet_holds(
     replicas: Replicas, database: Database
 ) -> None:
-    """Of two replicas with a pool each of them sees whole; a sum at the limit is still paid."""
+    """Each of two replicas sees the whole pool; a sum at the limit is still paid."""
     replicas.settling.free["arbitrum"] = 5 * NEEDED
     async with another(database) as other:
         joined = [await replicas.joined(), await replicas.joined(SharedWallets(other))]

@@ -417,7 +417,7 @@ async def test_receiver_is_reached_beside_silent_name_servers(
 
 
 async def test_known_receiver_is_reached_at_once(box: Box) -> None:
-    """It has places of its own: it answered last time, in another order of whichever client."""
+    """A receiver that answered last time, in any client's order, has places of its own."""
     await box.order(1, Webhook(URL, client="client0"))
     await box.deliver()
     hosts = named(400, 400)
