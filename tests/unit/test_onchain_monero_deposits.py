@@ -365,6 +365,15 @@ async def test_deposits_stay_while_blocks_outrun_the_node(rig: Rig) -> None:
     assert await rig.poll() == {"t1": REMOVED}, "the top stood still: it is gone"
 
 
+async def test_confirmations_at_a_height_count_its_own_block(rig: Rig) -> None:
+    rig.chain.mine(one := paid("t1", 5 * XMR), empty=3)
+    await rig.poll()
+    key = DepositKey("monero", one.txid, one.minor)
+    newest = len(rig.chain.blocks) - 1
+    assert await rig.scanner.confirmations(key, newest) == await rig.scanner.confirmations(key) == 4
+    assert await rig.scanner.confirmations(key, newest - 3) == 1
+
+
 async def test_deposit_that_a_start_can_not_tell_of_has_no_depth(rig: Rig) -> None:
     rig.chain.mine(one := paid("t1", 5 * XMR), empty=3)
     assert await rig.poll() == {"t1": CONFIRMED}

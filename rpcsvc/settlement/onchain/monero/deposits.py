@@ -335,15 +335,15 @@ class DepositScanner:
             self.scanned_height = reached.height
 
     async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
-        """Return the deposit's confirmations at the last scan, or at a height; 0 in the pool or
-        gone.
+        """Return the deposit's confirmations at the last scan, or when the newest block is at
+        ``height``, its own block included; 0 in the pool or gone.
         """
         # Read first: a deposit that is newer is never deeper.
-        height = self._height if height is None else height
+        height = self._height - 1 if height is None else height
         found = await self._ledger.deposit(key.txid, key.output_index)
         if found is None or found.height is None:
             return 0
-        return max(0, height - found.height)
+        return max(0, height - found.height + 1)
 
     async def _find_fork(self) -> int:
         """The newest block that was scanned and is still on the chain; -1 when none is."""
