@@ -18,9 +18,10 @@ LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "critical"
 
 
 def sources(folder: str) -> Iterator[str]:
-    """The text of every module below a folder."""
+    """The text of every module below a folder, but what other targets have written there."""
     for path in sorted((ROOT / folder).rglob("*.py")):
-        yield path.read_text(encoding="utf-8")
+        if "generated" not in path.parts and "node_modules" not in path.parts:
+            yield path.read_text(encoding="utf-8")
 
 
 class Named(NamedTuple):
