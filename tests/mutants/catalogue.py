@@ -104,7 +104,7 @@ MUTANTS: Final = (
         "signed-is-not-checked-again",
         "what changed while a payment was signed is paid anyway",
         "            if check is not None:\n                await check(",
-        "            if check is None:\n                await check(",
+        "            if check is not None and not steps:\n                await check(",
     ),
     Mutant(
         "recorded-before-acknowledged",
