@@ -128,7 +128,7 @@ class Problems:
 
     @property
     def error(self) -> InputError | InputErrors:
-        """One error for all problems. There has to be one."""
+        """Return one error for all problems, of which there has to be one."""
         return self._found[0] if len(self._found) == 1 else InputErrors(self._found)
 
     def raise_found(self) -> None:

@@ -69,7 +69,7 @@ class _Attempt(Struct, eq=False):
 
     @property
     def client(self) -> str:
-        """Who named the webhook."""
+        """The client who named the webhook."""
         return self.delivery.webhook.client
 
 

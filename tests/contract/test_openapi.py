@@ -112,7 +112,7 @@ def examples_in(document: Json) -> Iterator[tuple[Json, Any]]:
 
 
 async def test_every_result_is_shown_by_an_operation(served: Served) -> None:
-    """One that several operations have is shown by one of them."""
+    """An example that several operations have is shown by one of them."""
     without = [
         path
         for _, path, operation in calls(openapi_of(served))

@@ -337,7 +337,7 @@ async def test_no_answer_leaves_its_media_type_to_guesses(served: Served) -> Non
 
 
 async def test_refusals_before_any_limit_are_logged_once_a_minute(served: Served) -> None:
-    """Each is of a few bytes, and charged to nobody."""
+    """A request is of a few bytes, and charged to nobody."""
     with logs_of("rpcsvc.http.messages") as logs:
         for raw in (b"GET / HTTP/1.1\r\nhost: evil.example\r\n\r\n", b"hello\r\n\r\n"):
             for _ in range(50):

@@ -40,7 +40,7 @@ _MONERO: Final = (
 
 
 def _text(data: bytes) -> str:
-    """As JSON gives it: any characters, but no half of a surrogate pair."""
+    """Return the text as JSON gives it: any characters, but no half of a surrogate pair."""
     return data.decode("utf-8", "replace")
 
 

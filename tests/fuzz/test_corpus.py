@@ -1,4 +1,4 @@
-"""Each input of the corpus, old crashes among them, is read without a fault."""
+"""Inputs of the corpus, old crashes among them, are read without a fault."""
 
 from __future__ import annotations
 

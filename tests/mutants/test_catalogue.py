@@ -1,4 +1,4 @@
-"""Each mutant's passage stands in the code once, and the changed module is still Python."""
+"""Passages of mutants stand in the code once, and the changed modules are still Python."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class QuotingVenue:
         """Take any amount."""
 
     def watch(self, order_id: str) -> None:
-        """There are no orders."""
+        """No orders exist."""
 
     async def refresh(self, order_id: str) -> None:
         """There are no orders."""
@@ -96,7 +96,7 @@ class QuotingVenue:
         raise Unavailable("This service has no bridge.")
 
     async def confirmations(self, order: Order) -> None:
-        """There are no deposits."""
+        """No deposits exist."""
 
     async def health(self) -> Mapping[str, Health]:
         return {"engine": Health(True), "rates": Health(True)}

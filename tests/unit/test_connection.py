@@ -1,4 +1,4 @@
-"""One HTTP connection: its turns of the event loop, and its use of aiohttp."""
+"""An HTTP connection: its turns of the event loop, and its use of aiohttp."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_time_that_is_used_up_comes_back_with_a_turn() -> None:
 
 
 async def test_one_piece_of_work_begins_in_each_turn_at_least() -> None:
-    """Whatever else the loop does takes none of the time of what waits."""
+    """Other work of the loop takes none of the time of waiting requests."""
     loop = Loop()
 
     async def keep_busy() -> None:
@@ -178,7 +178,7 @@ def test_only_connection_uses_private_attributes_of_aiohttp() -> None:
 
 
 class Parked:
-    """One connection over TCP, whose handler waits for ``go_on``."""
+    """A connection over TCP, whose handler waits for ``go_on``."""
 
     def __init__(self, *, ends_with_caller: bool = False) -> None:
         self.go_on, self.entered, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -169,7 +169,7 @@ async def test_lost_deposit_is_shown_once_and_again_when_it_returns(
 async def test_one_missing_receipt_removes_no_deposit(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its block was replaced; the node that answers next does not have the new one yet."""
+    """The deposit's block was replaced; the node that answers next lacks the new one."""
     number = reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=2)
     assert await reader.poll() == {key("a"): CONFIRMED}

@@ -1,4 +1,4 @@
-"""Each alert has a line in docs/operate/alerts.md, each line an alert; commands of pages exist."""
+"""Alerts and lines of docs/operate/alerts.md belong together; commands of pages exist."""
 
 from __future__ import annotations
 

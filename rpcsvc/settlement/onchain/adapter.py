@@ -72,7 +72,7 @@ class Payments(Protocol):
 
 
 class ServedNetwork(Protocol):
-    """One network as the engine sees it. Units are atomic ones of the network's asset.
+    """A network as the engine sees it. Units are atomic ones of the network's asset.
 
     ``transfers_per_payment``: the most transfers that one transaction may carry out.
     ``block_seconds``: the typical time between blocks, in whole seconds, at least 1.
@@ -119,7 +119,7 @@ class ServedNetwork(Protocol):
 
 
 class ChainAdapter(Protocol):
-    """One asset on the networks that carry it, by their names in orders."""
+    """An asset on the networks that carry it, by their names in orders."""
 
     asset: Asset
     networks: Mapping[str, ServedNetwork]

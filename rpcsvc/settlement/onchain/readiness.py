@@ -171,7 +171,7 @@ async def inspect_network(
 
 
 class ReadinessCheck(Struct, frozen=True):
-    """One result of the inspection. ``remedy``: the operator's next step when it is not ``ok``."""
+    """A result of the inspection. ``remedy``: the operator's next step when it is not ``ok``."""
 
     name: str
     ok: bool

@@ -1,4 +1,4 @@
-"""One upstream: quotes, orders and their status, in the order layer's types."""
+"""An upstream: quotes, orders and their status, in the order layer's types."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def modules() -> Iterator[ModuleType]:
 
 
 def statements() -> Iterator[tuple[str, str]]:
-    """Each constant of these modules that reads or changes rows: its name and its SQL.
+    """Return each constant of these modules that reads or changes rows: name and SQL.
 
     Not those to which a table is appended.
     """

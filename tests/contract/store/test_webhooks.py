@@ -197,7 +197,7 @@ async def test_pauses_double_until_a_day_is_over(box: Box) -> None:
 
 
 async def test_order_without_a_deposit_is_18_requests_at_most(box: Box) -> None:
-    """Its events are its creation, the end of its price lock, and its own end (webhooks.md)."""
+    """An order's events are its creation, the end of its price lock, and its end (webhooks.md)."""
     order = await box.happen(await box.order(1), ev.LockBroken(1))
     await box.happen(order, ev.DeadlinePassed(), now=order.deadline_at or NOW)
     box.answer = lambda _url, _message: DOWN

@@ -122,7 +122,7 @@ class Blacklist:
 
 
 class EvmNetworkAdapter(ServedNetwork):
-    """One network: its node, deposits, payments, sweeps and signed authorizations."""
+    """A network: its node, deposits, payments, sweeps and signed authorizations."""
 
     asset: Asset = USDC
     transfers_per_payment = 1

@@ -1,4 +1,4 @@
-"""One EVM node: its client, and the check that it can be relied on.
+"""An EVM node: its client, and the check that it can be relied on.
 
 ``EvmConnection`` asks a node nothing for an order before it is on the right chain with the right
 token. A failed call discards that result, so that a node which comes back as another one is caught.
@@ -350,7 +350,7 @@ class Conditions:
 
 
 class EvmConnection:
-    """One node, checked. ``problem``: the reason not to use it, for the operator; None: there is
+    """A checked node. ``problem``: the reason not to use it, for the operator; None: there is
     none.
 
     ``domain`` is the token's EIP-712 domain, found to be the contract's own. ``paused``: the token
