@@ -50,6 +50,12 @@ class EvmNode:
         """Its newest block."""
         return self.chain.blocks[max(0, self.chain.top.number - self.lag)]
 
+    def announce(self) -> None:
+        """Relay from now on, and all that the pool holds, as to peers that a node meets again."""
+        self.relays = True
+        for made in sorted(self.pool.values(), key=lambda made: made.nonce):
+            self.chain.receive(made)
+
     def restart(self) -> None:
         """Lose the pool."""
         self.pool.clear()

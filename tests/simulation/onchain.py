@@ -231,7 +231,8 @@ class OnchainUniverse(Universe):
         self.evm.forgotten = self.monero.forgotten = 0.0
         self.evm.base_fee = GWEI
         for node in self.nodes:
-            node.lag, node.relays = 0, True
+            node.lag = 0
+            node.announce()
 
     def _strikes(self, rate: float) -> bool:
         return self.is_striking and rate > 0 and self._outside.random() < rate
