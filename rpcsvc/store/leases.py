@@ -32,7 +32,8 @@ ASK_MS: Final = 1_000
 MARGIN_MS: Final = 1_000
 
 Pause = Callable[[float], Awaitable[None]]
-Watch = Callable[[], Awaitable[None]]
+# Looks at the holder while a standby waits; returns the lease of one that can't pay, to take over.
+Watch = Callable[[], Awaitable["HeldLease | None"]]
 
 _SELECT: Final = "SELECT holder, token FROM leases WHERE name = :name"
 _HELD: Final = f"{_SELECT} AND expires_at > now_ms()"
@@ -43,7 +44,7 @@ _ADD: Final = (
 # A lease without an end comes from a copied SQLite database; nobody holds it.
 _TAKE: Final = (
     "UPDATE leases SET holder = :holder, token = token + 1, expires_at = now_ms() + :lasts_ms"
-    " WHERE name = :name AND (expires_at IS NULL OR expires_at <= now_ms())"
+    " WHERE name = :name AND (expires_at IS NULL OR expires_at <= now_ms() OR token = :over)"
 )
 _TAKE_FOR_GOOD: Final = (
     "UPDATE leases SET holder = :holder, token = token + 1, expires_at = NULL WHERE name = :name"
@@ -79,14 +80,16 @@ class Leases:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    async def take(self, name: str, holder: str, lasts_ms: int | None) -> int | None:
+    async def take(
+        self, name: str, holder: str, lasts_ms: int | None, over: int = -1
+    ) -> int | None:
         """Take the lease and return its token, or None while another process holds it.
 
         Without ``lasts_ms`` the lease never expires, and replaces any other: only for the holder of
-        the database's owner lock.
+        the database's owner lock. ``over``: the token that is taken over before it expires.
         """
         taking = _TAKE_FOR_GOOD if lasts_ms is None else _TAKE
-        values = {"name": name, "holder": holder, "lasts_ms": lasts_ms}
+        values = {"name": name, "holder": holder, "lasts_ms": lasts_ms, "over": over}
         try:
             await self._db.write(
                 [Statement(_ADD, values, first=True), Statement(taking, values, finds=True)]
@@ -220,8 +223,8 @@ class LeaseKeeper:
     async def take(self, stop: asyncio.Event | None = None, watch: Watch | None = None) -> Lease:
         """Take the lease; with ``stop``, wait until it is free or that is set.
 
-        ``watch`` is called at each look at which another process holds it. Raises LeaseTaken, and
-        Unavailable where it does not wait.
+        ``watch`` is called at each look at which another process holds it, and may name a lease to
+        take over. Raises LeaseTaken, and Unavailable where it does not wait.
         """
         waits_for: HeldLease | None = None
         while True:
@@ -229,10 +232,10 @@ class LeaseKeeper:
             try:
                 if self._lasts_ms is not None:
                     holder = await self._leases.held(self._name)
-                if holder is None and (lease := await self._taken()) is not None:
+                over = await watch() if holder is not None and watch is not None else None
+                free = holder is None or over is not None
+                if free and (lease := await self._taken(over)) is not None:
                     return lease
-                if holder is not None and watch is not None:
-                    await watch()
             except Unavailable as error:
                 if stop is None:
                     raise
@@ -244,12 +247,15 @@ class LeaseKeeper:
                 waits_for = holder
             await self._pause(ASK_MS / 1000)
 
-    async def _taken(self) -> Lease | None:
-        """The lease, if it is free now."""
+    async def _taken(self, over: HeldLease | None = None) -> Lease | None:
+        """The lease, if it is free now, or still held as ``over`` says."""
         asked_at = self._now_ms()  # the database's time, from which it lasts, is later
-        token = await self._leases.take(self._name, self._holder, self._lasts_ms)
+        replaces = () if over is None else (over.token,)
+        token = await self._leases.take(self._name, self._holder, self._lasts_ms, *replaces)
         if token is None:
             return None
+        if over is not None:
+            log.warning("lease_taken_over", lease=self._name, holder=over.holder)
         log.info("lease_taken", lease=self._name, fence=token, holder=self._holder)
         ends_at = None if self._lasts_ms is None else asked_at + self._lasts_ms
         return Lease(self._name, token, ends_at, self._now_ms, self._holder)

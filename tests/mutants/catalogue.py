@@ -122,8 +122,8 @@ MUTANTS: Final = (
     Mutant(
         "lease-is-taken-early",
         "two replicas hold the lease at once",
-        "(expires_at IS NULL OR expires_at <= now_ms())",
-        "(expires_at IS NULL OR expires_at <= now_ms() + 9000)",
+        "(expires_at IS NULL OR expires_at <= now_ms() OR token = :over)",
+        "(expires_at IS NULL OR expires_at <= now_ms() + 9000 OR token = :over)",
     ),
     Mutant(
         "lease-lasts-longer",

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
+from rpcsvc.settlement.onchain.journal.files import FOLDER, NO_LEASE, Mark
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.journal_replay import (
     JournalReplay,
@@ -29,7 +29,7 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.database import Statement
-from rpcsvc.store.leases import SETTLER, Fenced, Lease, LeaseLost, Leases
+from rpcsvc.store.leases import SETTLER, Fenced, HeldLease, Lease, LeaseLost, Leases
 from tests.sandbox import ManualClock
 from tests.unit.journaled import put_back
 from tests.unit.orders import NOW
@@ -57,6 +57,7 @@ class Settler:
     """A replica that took the lease; ``adopted``: the payments adopted from its journal."""
 
     name: str
+    lease: HeldLease
     journal: PaymentJournal
     database: Dying
     adopted: ReplayResult
@@ -89,25 +90,30 @@ class World:
         holder = f"{name}-{self.random.getrandbits(32):x}"
         token = await Leases(self.database).take(SETTLER, holder, None)
         assert token is not None
-        database = Dying(self.database, Lease(SETTLER, token, holder=holder))
-        place = self.folder / name
-        place.mkdir(exist_ok=True)
-        journal = PaymentJournal(
-            JournalOptions(place / FOLDER),
-            ManualClock(),
-            self.random.randbytes,
-            lease=Lease(SETTLER, token, holder=holder).on_record,
-        )
+        lease = Lease(SETTLER, token, holder=holder)
+        database = Dying(self.database, lease)
+        journal = self.journal(name, lease.on_record)
         adopted = await open_journal(
             journal, database, ManualClock(), self.switch, watched, is_alone=is_alone
         )
-        self.settler = Settler(name, journal, database, adopted)
+        self.settler = Settler(name, lease.on_record, journal, database, adopted)
         await self.publish()
         return self.settler
 
+    def journal(self, name: str, lease: HeldLease = NO_LEASE) -> PaymentJournal:
+        """The journal in a replica's folder, not opened."""
+        place = self.folder / name
+        place.mkdir(exist_ok=True)
+        options = JournalOptions(place / FOLDER)
+        return PaymentJournal(options, ManualClock(), self.random.randbytes, lease=lease)
+
+    def watch(self, name: str = "watching") -> JournalWatch:
+        """A standby's watch."""
+        return JournalWatch(self.database, self.journal(name))
+
     async def watched(self) -> list[Mark] | None:
         """The journal marks that a standby read last."""
-        watch = JournalWatch(self.database)
+        watch = self.watch()
         await watch()
         return watch.marks
 
@@ -228,6 +234,48 @@ async def test_standby_that_watched_goes_on_with_a_journal_of_its_own(tmp_path: 
         assert len(up.chain) == 2
 
 
+async def looks(watch: JournalWatch, count: int) -> list[HeldLease]:
+    """The leases to take over that some looks name."""
+    found = [await watch() for _ in range(count)]
+    return [lease for lease in found if lease is not None]
+
+
+async def test_last_settler_takes_over_from_one_that_cannot_pay(tmp_path: Path) -> None:
+    async with world(tmp_path) as up:
+        await paid(up, await up.take_over("a", watched=None))
+        stranger = await up.take_over("b", watched=None)
+        assert not stranger.journal.is_usable
+        last, third = up.watch("a"), up.watch("c")
+        assert await looks(last, 30) == [], "a holder that starts opens its journal meanwhile"
+        assert await looks(last, 1) == [stranger.lease]
+        assert await looks(third, 40) == [], "it has not seen the last settler either"
+
+
+async def test_standby_that_saw_the_last_settler_takes_over(tmp_path: Path) -> None:
+    async with world(tmp_path) as up:
+        await paid(up, await up.take_over("a", watched=None))
+        third = up.watch("c")
+        await third()
+        stranger = await up.take_over("b", watched=None)
+        assert await looks(third, 31) == [stranger.lease]
+        again = await up.take_over("c", watched=third.marks)
+        await paid(up, again)
+        up.check()
+        assert await looks(up.watch("a"), 40) == [], "the holder pays"
+
+
+async def test_standby_with_a_damaged_journal_does_not_take_over(tmp_path: Path) -> None:
+    async with world(tmp_path) as up:
+        await paid(up, await up.take_over("a", watched=None))
+        await up.take_over("b", watched=None)
+        (file,) = (tmp_path / "a" / FOLDER).glob("*.journal")
+        lines = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(b"".join(lines[:-1]))
+        assert await looks(up.watch("a"), 40) == []
+        file.write_bytes(b"".join(lines))
+        assert len(await looks(up.watch("a"), 31)) == 1
+
+
 async def test_standby_does_not_go_on_with_a_copy_that_has_less(tmp_path: Path) -> None:
     """As after a fail-over of PostgreSQL that lost commits, within the time of the lease."""
     async with world(tmp_path) as up:
@@ -235,12 +283,12 @@ async def test_standby_does_not_go_on_with_a_copy_that_has_less(tmp_path: Path) 
         await paid(up, first)
         before = up.backup()
         await paid(up, first)
-        watch = JournalWatch(up.database)
+        watch = up.watch()
         await watch()
         await up.database.close()
         put_back(tmp_path, before)
         up.database = await SqliteDatabase.open(tmp_path)
-        again = JournalWatch(up.database)
+        again = up.watch()
         again.marks = watch.marks
         await again()
         second = await up.take_over("b", watched=again.marks)
@@ -368,15 +416,22 @@ async def test_restored_copy_pauses_payouts_by_itself(tmp_path: Path) -> None:
 
 
 class Walk:
-    """A seeded sequence of payments, kills, take-overs, zombies, backups and restores."""
+    """A seeded sequence of payments, kills, take-overs, zombies, backups and restores.
+
+    Standbys look now and then; who takes over has looked since it started, or has just started.
+    """
 
     def __init__(self, up: World) -> None:
         self.up = up
         self.copies: list[Path] = []
+        self.watches: dict[str, JournalWatch] = {}
         self.is_over = False
 
     async def step(self) -> None:
         up, chance = self.up, self.up.random
+        for name in REPLICAS:
+            if up.settler is not None and up.settler.name != name and chance.random() < 0.7:
+                await self.watches.setdefault(name, up.watch(name))()
         acts = (self.pay, self.pay, self.die, self.leave, self.take, self.zombie, self.back_up)
         await chance.choice((*acts, self.restore))()
         if up.settler is None:
@@ -405,7 +460,8 @@ class Walk:
             up.zombie = up.settler
         elif up.zombie is not None and up.zombie.name == name:
             up.zombie = None  # a data directory has one process
-        await up.take_over(name, watched=await up.watched())
+        watch = self.watches.pop(name, None)
+        await up.take_over(name, watched=None if watch is None else watch.marks)
 
     async def zombie(self) -> None:
         if self.up.zombie is not None:
@@ -421,6 +477,7 @@ class Walk:
         if not self.copies:
             return
         up = self.up
+        self.watches.clear()
         await up.restore(up.random.choice(self.copies))
         if await up.adopt_all(up.random.sample(REPLICAS, len(REPLICAS))):
             self.is_over = True  # payouts stay paused until the operator resolves it

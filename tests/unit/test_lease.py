@@ -31,6 +31,7 @@ class ScriptedLeases(Leases):
         self.now = 0
         self.asked_at: list[int] = []
         self.released: list[int] = []
+        self.taken_over: list[int] = []
 
     def now_ms(self) -> int:
         return self.now
@@ -43,7 +44,10 @@ class ScriptedLeases(Leases):
         self.now += self.takes_ms
         return self.answers.pop(0)
 
-    async def take(self, _name: str, _holder: str, _lasts_ms: int | None) -> int | None:
+    async def take(
+        self, _name: str, _holder: str, _lasts_ms: int | None, over: int = -1
+    ) -> int | None:
+        self.taken_over.append(over)
         return self._answer()
 
     async def renew(self, _name: str, _token: int, _lasts_ms: int) -> bool:
@@ -75,11 +79,25 @@ async def test_standby_asks_until_the_lease_is_free() -> None:
 async def test_standby_looks_while_another_one_holds_the_lease() -> None:
     leases, looked_at = ScriptedLeases([None, None, 7]), list[int]()
 
-    async def look() -> None:
+    async def look() -> HeldLease | None:
         looked_at.append(leases.now)
+        return None
 
     assert (await leases.keeper().take(asyncio.Event(), look)).token == 7
     assert looked_at == [0, ASK_MS]
+
+
+async def test_standby_takes_over_the_lease_that_its_watch_names() -> None:
+    class Held(ScriptedLeases):
+        async def held(self, _name: str) -> HeldLease | None:
+            return HeldLease("another", 1)
+
+    async def look() -> HeldLease | None:
+        return HeldLease("another", 1) if leases.now == 2 * ASK_MS else None
+
+    leases = Held([2])
+    lease = await leases.keeper().take(asyncio.Event(), look)
+    assert (lease.token, leases.asked_at, leases.taken_over) == (2, [2 * ASK_MS], [1])
 
 
 async def test_time_counts_from_before_the_question() -> None:

@@ -5,7 +5,7 @@ A line without a row is adopted: its bytes are published again, and nothing is s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -51,7 +51,7 @@ from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
 from rpcsvc.settlement.onchain.pause import PauseSwitch, SharedPause, throw
 from rpcsvc.store.database import Rows, Statement, StoreConflict, Tables
-from rpcsvc.store.leases import SETTLER
+from rpcsvc.store.leases import SETTLER, HeldLease
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.withdrawals import WithdrawalStore
 
@@ -68,6 +68,8 @@ _MONERO_LIVE: Final = (
 _NOTE: Final = (
     "INSERT INTO journal_adopted (txid, adopted_at) VALUES (:txid, :at) ON CONFLICT DO NOTHING"
 )
+# A holder that starts opens its journal sooner.
+_MOST_CLOSED_LOOKS: Final = 30
 _RESTORED: Final = (
     "the database is a restored copy: start each replica that has settled since, so that it adopts"
     " what its journal has, run rpcsvc audit, then rpcsvc payouts resume"
@@ -77,27 +79,75 @@ _RESTORED: Final = (
 class JournalWatch:
     """The marks of all journals, as a standby saw them last while another replica settled.
 
-    None unless that replica had opened its journal: it may lack lines of another one. A look that
-    finds less than the one before is left out: the database was replaced by an older copy.
-    ``pause`` is read, too.
+    Marks count from a replica that had opened its journal: one that has not may lack lines of
+    another journal, and writes none. A look that finds less than the one before is left out: the
+    database was replaced by an older copy. ``journal``: the standby's own. ``pause`` is read, too.
     """
 
-    def __init__(self, database: Tables, pause: SharedPause | None = None) -> None:
+    def __init__(
+        self, database: Tables, journal: PaymentJournal, pause: SharedPause | None = None
+    ) -> None:
         self._db = database
+        self._journal = journal
         self._pause = pause
+        self._closed = (HeldLease("", 0), 0)
         self.marks: list[Mark] | None = None
 
-    async def __call__(self) -> None:
-        """Read them; called while that replica holds the lease. Raises errors.Unavailable."""
+    async def __call__(self) -> HeldLease | None:
+        """Look, while another replica holds the lease; return that lease if it is to be taken over.
+
+        It is, once the holder has not opened its journal for 30 looks and this replica could open
+        its own: payouts would wait for an operator otherwise. Raises errors.Unavailable.
+        """
         marks = await marks_of(self._db)
-        held = await self._db.fetch_one(_HELD, name=SETTLER)
-        is_open = marks and held is not None and marks[-1].lease == tuple(held)[:2]
-        if not is_open:
-            self.marks = None
-        elif self.marks is None or is_later(marks, self.marks):
-            self.marks = marks
+        held = HeldLease(*await self._db.fetch_one(_HELD, name=SETTLER) or ("", 0))
         if self._pause is not None:
             await self._pause.look()
+        if not marks or marks[-1].lease == held:
+            self._closed = (held, 0)
+            if marks and (self.marks is None or is_later(marks, self.marks)):
+                self.marks = marks
+            return None
+        before, looks = self._closed
+        self._closed = (held, looks + 1 if held == before else 1)
+        is_due = self._closed[1] > _MOST_CLOSED_LOOKS and await self._could_open(marks)
+        return held if is_due else None
+
+    async def _could_open(self, marks: Sequence[Mark]) -> bool:
+        standing = JournalStanding.among(marks, await self._journal.heads(), self.marks)
+        return standing.may_pay and await self._journal.can_be_opened(standing.mark)
+
+
+class JournalStanding(Struct, frozen=True):
+    """A replica's right to open its journal: the rules of docs/adr/0014-replicas.md.
+
+    ``own``: the mark of its journal, if the database has one. ``mark``: the one that its journal
+    must have. ``is_newer``: its journal proves that the database is a restored copy.
+    """
+
+    own: Mark | None
+    mark: Mark | None
+    may_pay: bool
+    is_newer: bool
+
+    @classmethod
+    def among(
+        cls,
+        marks: Sequence[Mark],
+        heads: Mapping[str, HeldLease],
+        watched: Sequence[Mark] | None,
+        *,
+        is_alone: bool = False,
+    ) -> JournalStanding:
+        """Judge by the database's marks (the newest last), the journals on disk, and the marks that
+        the replica saw as a standby.
+        """
+        own = next((mark for mark in reversed(marks) if mark.journal in heads), None)
+        follows = not marks or own == marks[-1] or is_continued(marks, watched)
+        # Alone there is one journal; one that the database does not know is another database's.
+        is_newer = not is_alone and not follows and is_ahead(heads.values(), marks)
+        may_pay = follows or is_newer
+        return cls(own, own if may_pay else marks[-1], may_pay, is_newer)
 
 
 class ReplayResult(Struct):
@@ -307,15 +357,12 @@ async def open_journal(
     the database rejects pauses payouts, too.
     """
     marks = await marks_of(database)
-    heads = await journal.heads()
-    own = next((mark for mark in reversed(marks) if mark.journal in heads), None)
-    follows = not marks or own == marks[-1] or is_continued(marks, watched)
-    # Alone there is one journal; a journal that the database does not know is another database's.
-    is_newer = not is_alone and not follows and is_ahead(heads.values(), marks)
-    lines = await journal.open(own if follows or is_newer else marks[-1])
+    standing = JournalStanding.among(marks, await journal.heads(), watched, is_alone=is_alone)
+    own = standing.own
+    lines = await journal.open(standing.mark)
     if not journal.health().ok or journal.mark == own:
         return ReplayResult()
-    if is_newer:
+    if standing.is_newer:
         await database.write([Statement(_DOUBT, {"journal": marks[-1].journal})])
     if not is_alone and (last := last_signed(lines)) is not None:
         lines = await _decided(journal, lines, last, is_refused=is_refused(last, own, marks))

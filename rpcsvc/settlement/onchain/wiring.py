@@ -133,7 +133,8 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
             rate_spread_bps=rates.spread_bps,
             authorization_gas=authorizations.gas_share,
         )
-        yield replace(settlement, readings=readings, watch=JournalWatch(context.tables, shared))
+        watch = JournalWatch(context.tables, journal, shared)
+        yield replace(settlement, readings=readings, watch=watch)
 
 
 async def _journal(context: EngineContext, switch: PauseSwitch) -> PaymentJournal:

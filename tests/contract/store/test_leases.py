@@ -52,6 +52,16 @@ async def test_lease_held_is_not_taken(leases: Leases) -> None:
     assert await leases.held(SETTLER) == HeldLease("a", 1)
 
 
+async def test_lease_is_taken_over_from_the_token_named(leases: Leases, database: Tables) -> None:
+    """The old holder's writes are refused from then on, as after any other take-over."""
+    await leases.take(SETTLER, "a", LONG_MS)
+    assert await leases.take(SETTLER, "b", LONG_MS, over=2) is None
+    assert await leases.take(SETTLER, "b", LONG_MS, over=1) == 2
+    assert await leases.take(SETTLER, "c", LONG_MS, over=1) is None, "one of two standbys has it"
+    with pytest.raises(LeaseLost):
+        await note(Fenced(database, Lease(SETTLER, 1)), "late")
+
+
 async def test_lease_that_ended_is_held_by_nobody(leases: Leases, database: Tables) -> None:
     await leases.take(SETTLER, "a", LONG_MS)
     await expire(database)

@@ -141,11 +141,29 @@ class PaymentJournal:
         except (OSError, JournalDamaged) as error:
             self._failed(error)
 
+    async def can_be_opened(self, mark: Mark | None) -> bool:
+        """Whether its files have all that a database with this mark knows; nothing is opened."""
+        self._mark = mark
+        try:
+            found = await asyncio.to_thread(lambda: read_place(self._best(), self._since))
+            self._require_complete(found)
+        except (OSError, JournalDamaged):
+            return False
+        return True
+
+    @property
+    def _since(self) -> int:
+        """The last line that the database has."""
+        return self._mark.at.line if self._mark else 0
+
+    def _best(self) -> Path:
+        """The place with most lines; the first one of those that are alike."""
+        places = (self._options.folder, *self._options.places)
+        return max(places, key=lambda place: _end_of(place, self._since).line)
+
     def _open(self) -> None:
-        folder = self._options.folder
-        since = self._mark.at.line if self._mark else 0
-        best = max((*self._options.places, folder), key=lambda place: _end_of(place, since).line)
-        if _end_of(best, since).line > _end_of(folder, since).line:
+        folder, since = self._options.folder, self._since
+        if (best := self._best()) != folder:
             mirror(best, folder)
         found = read_place(folder, since)
         self._require_complete(found)
