@@ -79,6 +79,8 @@ class Network:
         self.away: list[str] = []
         # Called with the method of each request, before its daemon acts and after.
         self.watch: Callable[[str], None] | None = None
+        # Called with the method of each request, in its sender.
+        self.sent: Callable[[str], None] | None = None
         self.faults = NO_FAULTS
         self.exchanges = 0
 
@@ -96,6 +98,8 @@ class Network:
     async def exchange(self, url: URL, body: bytes) -> _Answer:
         """Send a request and wait for its answer. Raises what aiohttp raises."""
         answer: asyncio.Future[_Answer] = self._loop.create_future()
+        if self.sent is not None:
+            self.sent(orjson.loads(body).get("method", url.path))
         self._later(self._travel(), partial(self._arrive, url, body, answer))
         return await answer
 

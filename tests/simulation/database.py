@@ -20,6 +20,9 @@ from rpcsvc.store.database import CommitObserver, Query, Row, Statement
 from rpcsvc.store.group_commit import GroupCommit, StatementRows
 
 LEASE_MS: Final = 10_000
+_SLOWEST_SECONDS: Final = 15
+# Only the settler changes these; it does so under its lease.
+_SETTLED: Final = ("deposits", "effects", "evm_payments", "monero_payments", "payment_journal")
 
 
 class DatabaseServer:
@@ -35,6 +38,15 @@ class DatabaseServer:
         self.connection.create_function("now_ms", 0, now_ms)
         self.is_away = False
         self.commits = 0
+        # Called at each change of what only the settler changes, by the process that makes it.
+        self.changed: Callable[[], None] = lambda: None
+        self.connection.create_function("changed", 0, lambda: self.changed())
+        for table in _SETTLED:
+            for change in ("INSERT", "UPDATE"):
+                self.connection.execute(
+                    f"CREATE TEMP TRIGGER {table}_{change} AFTER {change} ON main.{table}"
+                    " BEGIN SELECT changed(); END"
+                )
 
 
 class SimulatedDatabase:
@@ -42,18 +54,24 @@ class SimulatedDatabase:
 
     lease_ms: int | None = LEASE_MS
 
-    def __init__(self, server: DatabaseServer, chance: random.Random, delay_ms: float) -> None:
+    def __init__(
+        self, server: DatabaseServer, chance: random.Random, delay_ms: float, slow: float = 0.0
+    ) -> None:
         self._server = server
         self._chance = chance
         self._delay_ms = delay_ms
+        self.slow = slow
+        self.is_cut = False
         self._group = GroupCommit(self._transact)
 
     async def _travel(self) -> None:
         """Wait as long as a message takes to the server or back."""
-        await asyncio.sleep(self._chance.random() * self._delay_ms / 1000)
+        is_slow = self.slow > 0 and self._chance.random() < self.slow
+        most = _SLOWEST_SECONDS if is_slow else self._delay_ms / 1000
+        await asyncio.sleep(self._chance.random() * most)
 
     def _require_up(self) -> None:
-        if self._server.is_away:
+        if self._server.is_away or self.is_cut:
             raise Unavailable("The database is away.")
 
     async def fetch(self, sql: str, **values: Any) -> list[Row]:
@@ -92,7 +110,7 @@ class SimulatedDatabase:
         await self._travel()
 
     def health(self) -> Health:
-        if self._server.is_away:
+        if self._server.is_away or self.is_cut:
             return Health(False, "The database is away.")
         return Health(True)
 

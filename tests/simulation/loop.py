@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import heapq
+import math
 import random
 from asyncio import events
 from collections.abc import Callable, Coroutine
@@ -36,6 +37,7 @@ class Actor:
         self.name = name
         self.is_killed = False
         self.is_paused = False
+        self.woke_at = -math.inf
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._remains: list[asyncio.Task[Any]] = []
 
@@ -171,6 +173,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def wake(self, actor: Actor) -> None:
         """Let a paused actor go on."""
         actor.is_paused = False
+        actor.woke_at = self.time()
         self._ready += [each for each in self._held if each.actor is actor]
         self._held = [each for each in self._held if each.actor is not actor]
 

@@ -50,6 +50,7 @@ _OF_A_REORGANISATION: Final = "audit: deposit_unmined"
 _CRITICAL: Final = frozenset(
     {"eth_sendRawTransaction", "/send_raw_transaction", "relay_tx", "transfer"}
 )
+_PUBLISHING: Final = _CRITICAL - {"transfer"}
 _OPENING_OUTPUTS: Final = 60
 # More than the service looks back at its first start.
 _OPENING_BLOCKS: Final = 2_100
@@ -216,6 +217,7 @@ class OnchainUniverse(Universe):
         self._works = [asyncio.ensure_future(work) for work in works]
         self.network.faults = self.chain_faults.network
         self.network.watch = self._aim
+        self.network.sent = self._sent
         for chain in (self.evm, self.monero):
             chain.left_out = self.chain_faults.left_out
             chain.forgotten = self.chain_faults.forgotten
@@ -241,6 +243,10 @@ class OnchainUniverse(Universe):
         """Perhaps kill a replica just before a daemon acts on what may be its request, or after."""
         if method in _CRITICAL and self._strikes(self.chain_faults.aimed):
             self.kill(self._outside.choice(self.replicas))
+
+    def _sent(self, method: str) -> None:
+        if method in _PUBLISHING:
+            self.published()
 
     async def _mine_evm(self) -> None:
         while True:

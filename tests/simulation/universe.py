@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
@@ -28,6 +29,7 @@ from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.database import DatabaseInUse
+from rpcsvc.store.leases import Lease
 from tests.simulation.database import DatabaseServer, SimulatedDatabase
 from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
 
@@ -35,6 +37,9 @@ HOUR_MS: Final = 3_600_000
 AMOUNTS: Final = {"x2u": "0.8", "u2x": "150"}
 BEGAN_MS: Final = 1_763_678_000_000
 _MOST_LOOKS: Final = 20
+_LEASE: Final = "SELECT token, expires_at FROM leases WHERE name = 'settler'"
+# So long after it was woken, a replica may publish what it decided to before it was paused.
+_WAKING: Final = 1.0
 _GAPS: Final = (
     "SELECT order_seq FROM event_log GROUP BY order_seq"
     " HAVING count(*) <> max(version) - min(version) + 1"
@@ -49,6 +54,8 @@ class Faults(NamedTuple):
     pause: float = 0.0
     away: float = 0.0
     payment: float = 0.0
+    cut: float = 0.0
+    slow: float = 0.0
     delay_ms: float = 2.0
 
     @classmethod
@@ -63,6 +70,8 @@ class Faults(NamedTuple):
             pause=rate(1e-4),
             away=rate(5e-5),
             payment=rate(0.5),
+            cut=rate(1e-4),
+            slow=rate(1e-3),
             delay_ms=chance.choice([0.5, 5.0, 50.0]),
         )
 
@@ -75,6 +84,7 @@ class Replica:
         self.number = number
         self.lives = 0
         self.up: Running | None = None
+        self.database: SimulatedDatabase | None = None
         self.actor = Actor(f"replica {number}")
 
     def start(self) -> None:
@@ -110,7 +120,9 @@ class Replica:
     async def _live(self) -> None:
         universe = self._universe
         chance = random.Random(universe.chance.getrandbits(64))
-        database = SimulatedDatabase(universe.server, chance, universe.faults.delay_ms)
+        faults = universe.faults
+        database = SimulatedDatabase(universe.server, chance, faults.delay_ms, faults.slow)
+        self.database = database
         folder = universe.folder / f"replica-{self.number}"
         flags = {"data_dir": str(folder), **universe.settings}
         settings = load_settings(config_file=None, environ={}, flags=flags).settings
@@ -160,7 +172,15 @@ class Universe:
         self.orders: dict[str, Order] = {}
         self._asked: dict[str, dict[str, Any]] = {}
         self.violations: list[str] = []
-        self.counts = {"kills": 0, "pauses": 0, "outages": 0, "calls": 0, "unanswered": 0}
+        self.server.changed = self._written
+        self.counts = {
+            "kills": 0,
+            "pauses": 0,
+            "outages": 0,
+            "cuts": 0,
+            "calls": 0,
+            "unanswered": 0,
+        }
         self.is_striking = False
         # How long (s) people come, and how long faults strike after the last payment.
         self.comes, self.lingers = 60.0, 0.0
@@ -178,6 +198,9 @@ class Universe:
     def calm(self) -> None:
         """Let no more faults strike."""
         self.is_striking = False
+        self.faults = self.faults._replace(slow=0.0)
+        for database in filter(None, (each.database for each in self.replicas)):
+            database.slow, database.is_cut = 0.0, False
 
     def destination(self, direction: str, number: int) -> str:
         """Where a person wants to be paid."""
@@ -341,6 +364,8 @@ class Universe:
             self.counts["outages"] += 1
             self.server.is_away = True
             self.later(self.chance.random() * 20, self._bring_database_back)
+        elif roll < faults.kill + faults.pause + faults.away + faults.cut:
+            self.cut(self.chance.choice(self.replicas))
 
     def kill(self, replica: Replica) -> None:
         """Kill a replica, unless it is down, and start it again after a while."""
@@ -362,6 +387,47 @@ class Universe:
 
     def _bring_database_back(self) -> None:
         self.server.is_away = False
+
+    def cut(self, replica: Replica) -> None:
+        """Take the database away from one replica for a while."""
+        database = replica.database
+        if database is not None and not database.is_cut:
+            self.counts["cuts"] += 1
+            self.loop.note(f"cut {replica.actor.name}")
+            database.is_cut = True
+            self.later(self.chance.random() * 30, partial(setattr, database, "is_cut", False))
+
+    # --- the lease -----------------------------------------------------------------------------
+
+    def _written(self) -> None:
+        """What only the settler changes is changed now: the one that does must hold the lease."""
+        if (settler := self._settling()) is None:
+            return
+        actor, lease = settler
+        row = self.server.connection.execute(_LEASE).fetchone()
+        if lease.token != row["token"]:
+            self.violated(f"{actor.name} wrote under lease {lease.token}; {row['token']} was taken")
+
+    def published(self) -> None:
+        """A replica sends a signed payment to the network now: its lease must have time.
+
+        One that has just been woken may have looked before it was paused.
+        """
+        if (settler := self._settling()) is None:
+            return
+        actor, lease = settler
+        if self.loop.time() < actor.woke_at + _WAKING:
+            return
+        row = self.server.connection.execute(_LEASE).fetchone()
+        if lease.token != row["token"] or row["expires_at"] <= self.now_ms():
+            self.violated(f"{actor.name} published without lease {lease.token}")
+
+    def _settling(self) -> tuple[Actor, Lease] | None:
+        """The replica whose code runs now, and its lease, if it settles."""
+        for replica in self.replicas:
+            if replica.actor is ACTOR.get() and replica.up and replica.up.lease.is_held:
+                return replica.actor, replica.up.lease
+        return None
 
     def later(self, seconds: float, act: Any) -> None:
         """Do something outside of every actor."""
