@@ -79,8 +79,8 @@ class Network:
         self.away: list[str] = []
         # Called with the method of each request, before its daemon acts and after.
         self.watch: Callable[[str], None] | None = None
-        # Called with the method of each request, in its sender.
-        self.sent: Callable[[str], None] | None = None
+        # Called with the method of each request, in its sender; whether the answer takes long.
+        self.sent: Callable[[str], bool] = lambda _method: False
         self.faults = NO_FAULTS
         self.exchanges = 0
 
@@ -98,9 +98,8 @@ class Network:
     async def exchange(self, url: URL, body: bytes) -> _Answer:
         """Send a request and wait for its answer. Raises what aiohttp raises."""
         answer: asyncio.Future[_Answer] = self._loop.create_future()
-        if self.sent is not None:
-            self.sent(orjson.loads(body).get("method", url.path))
-        self._later(self._travel(), partial(self._arrive, url, body, answer))
+        is_slow = self.sent(orjson.loads(body).get("method", url.path))
+        self._later(self._travel(), partial(self._arrive, url, body, answer, is_slow))
         return await answer
 
     def _travel(self) -> float:
@@ -109,7 +108,9 @@ class Network:
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         self._loop.call_later(seconds, act, context=self._outside)
 
-    def _arrive(self, url: URL, body: bytes, answer: asyncio.Future[_Answer]) -> None:
+    def _arrive(
+        self, url: URL, body: bytes, answer: asyncio.Future[_Answer], is_slow: bool
+    ) -> None:
         """The request is at the daemon, or lost on the way."""
         self.exchanges += 1
         host, faults = f"{url.host}:{url.port}", self.faults
@@ -129,7 +130,7 @@ class Network:
             elif self._strikes(faults.cut):
                 self._end(answer, _Answer(200, content[: len(content) // 2]))
             else:
-                slow = self._strikes(faults.slow)
+                slow = is_slow or self._strikes(faults.slow)
                 wait = self._chance.random() * _SLOWEST_SECONDS if slow else self._travel()
                 self._later(wait, partial(_set, answer, _Answer(200, content)))
 

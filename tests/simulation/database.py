@@ -21,6 +21,8 @@ from rpcsvc.store.group_commit import GroupCommit, StatementRows
 
 LEASE_MS: Final = 10_000
 _SLOWEST_SECONDS: Final = 15
+# So many times as often as others, the answer that a lease was renewed is late.
+_LATE_RENEWALS: Final = 100
 # Only the settler changes these; it does so under its lease.
 _SETTLED: Final = ("deposits", "effects", "evm_payments", "monero_payments", "payment_journal")
 
@@ -40,13 +42,16 @@ class DatabaseServer:
         self.commits = 0
         # Called at each change of what only the settler changes, by the process that makes it.
         self.changed: Callable[[], None] = lambda: None
-        self.connection.create_function("changed", 0, lambda: self.changed())
+        self.connection.create_function("changed", 0, self._call_changed)
         for table in _SETTLED:
             for change in ("INSERT", "UPDATE"):
                 self.connection.execute(
                     f"CREATE TEMP TRIGGER {table}_{change} AFTER {change} ON main.{table}"
                     " BEGIN SELECT changed(); END"
                 )
+
+    def _call_changed(self) -> None:
+        self.changed()
 
 
 class SimulatedDatabase:
@@ -64,9 +69,9 @@ class SimulatedDatabase:
         self.is_cut = False
         self._group = GroupCommit(self._transact)
 
-    async def _travel(self) -> None:
-        """Wait as long as a message takes to the server or back."""
-        is_slow = self.slow > 0 and self._chance.random() < self.slow
+    async def _travel(self, times: int = 1) -> None:
+        """Wait as long as a message takes to the server or back; ``times`` as often long."""
+        is_slow = self.slow > 0 and self._chance.random() < self.slow * times
         most = _SLOWEST_SECONDS if is_slow else self._delay_ms / 1000
         await asyncio.sleep(self._chance.random() * most)
 
@@ -107,7 +112,7 @@ class SimulatedDatabase:
         connection.commit()
         self._server.commits += 1
         # The answer may take long, and the replica may be killed before it comes.
-        await self._travel()
+        await self._travel(_LATE_RENEWALS if any("leases SET" in each.sql for each in rows) else 1)
 
     def health(self) -> Health:
         if self._server.is_away or self.is_cut:

@@ -51,6 +51,8 @@ _CRITICAL: Final = frozenset(
     {"eth_sendRawTransaction", "/send_raw_transaction", "relay_tx", "transfer"}
 )
 _PUBLISHING: Final = _CRITICAL - {"transfer"}
+# One of so many requests is as likely aimed at as each that signs or publishes.
+_REQUESTS: Final = 50
 _OPENING_OUTPUTS: Final = 60
 # More than the service looks back at its first start.
 _OPENING_BLOCKS: Final = 2_100
@@ -98,7 +100,8 @@ class ChainFaults(NamedTuple):
 
     ``forgotten``: the share of payments of the service that no pool gets back from replaced blocks.
     ``cheat``: the share of payers who take their payment back while it is shallow.
-    ``aimed``: the share of requests that sign or publish at which a replica is killed.
+    ``aimed``: the share of requests that sign or publish at which a replica is killed; fewer of all
+    requests pause their sender, or cut it off from the database.
     """
 
     network: NetworkFaults = NO_FAULTS
@@ -244,9 +247,20 @@ class OnchainUniverse(Universe):
         if method in _CRITICAL and self._strikes(self.chain_faults.aimed):
             self.kill(self._outside.choice(self.replicas))
 
-    def _sent(self, method: str) -> None:
+    def _sent(self, method: str) -> bool:
+        """Compare what is published with the lease; perhaps pause the sender, or cut it off from
+        the database while it waits for a late answer.
+        """
         if method in _PUBLISHING:
             self.published()
+        sender = self.sender()
+        if sender is None or not self._strikes(self.chain_faults.aimed / _REQUESTS):
+            return False
+        if self._outside.random() < 0.5:
+            self.pause(sender)
+            return False
+        self.cut(sender)
+        return True
 
     async def _mine_evm(self) -> None:
         while True:

@@ -359,7 +359,7 @@ class Universe:
         if roll < faults.kill:
             self.kill(self.chance.choice(self.replicas))
         elif roll < faults.kill + faults.pause:
-            self._pause(self.chance.choice(self.replicas))
+            self.pause(self.chance.choice(self.replicas))
         elif roll < faults.kill + faults.pause + faults.away and not self.server.is_away:
             self.counts["outages"] += 1
             self.server.is_away = True
@@ -376,7 +376,8 @@ class Universe:
         replica.kill()
         self.later(0.1 + self.chance.random() * 20, replica.start)
 
-    def _pause(self, replica: Replica) -> None:
+    def pause(self, replica: Replica) -> None:
+        """Let nothing of a replica run for a while."""
         actor = replica.actor
         if actor.is_killed or actor.is_paused:
             return
@@ -422,12 +423,16 @@ class Universe:
         if lease.token != row["token"] or row["expires_at"] <= self.now_ms():
             self.violated(f"{actor.name} published without lease {lease.token}")
 
+    def sender(self) -> Replica | None:
+        """The replica whose code runs now."""
+        return next((each for each in self.replicas if each.actor is ACTOR.get()), None)
+
     def _settling(self) -> tuple[Actor, Lease] | None:
         """The replica whose code runs now, and its lease, if it settles."""
-        for replica in self.replicas:
-            if replica.actor is ACTOR.get() and replica.up and replica.up.lease.is_held:
-                return replica.actor, replica.up.lease
-        return None
+        replica = self.sender()
+        if replica is None or replica.up is None or not replica.up.lease.is_held:
+            return None
+        return replica.actor, replica.up.lease
 
     def later(self, seconds: float, act: Any) -> None:
         """Do something outside of every actor."""
