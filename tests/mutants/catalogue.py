@@ -140,8 +140,8 @@ MUTANTS: Final = (
     Mutant(
         "published-without-lease",
         "a replica publishes although its lease has no time left",
-        "            if verdict.outcome is Outcome.ABSENT and lease.has_time():",
-        "            if verdict.outcome is Outcome.ABSENT:",
+        "        if publishes and not self._has_time():",
+        "        if publishes and self._session is None:",
     ),
     # --- USDC payments -------------------------------------------------------------------------
     Mutant(

@@ -401,7 +401,7 @@ class Universe:
     # --- the lease -----------------------------------------------------------------------------
 
     def _written(self) -> None:
-        """What only the settler changes is changed now: the one that does must hold the lease."""
+        """Compare with the lease: something is changed now that only the settler changes."""
         if (settler := self._settling()) is None:
             return
         actor, lease = settler
@@ -410,7 +410,7 @@ class Universe:
             self.violated(f"{actor.name} wrote under lease {lease.token}; {row['token']} was taken")
 
     def published(self) -> None:
-        """A replica sends a signed payment to the network now: its lease must have time.
+        """Compare with the lease's time: a replica sends a signed payment to the network now.
 
         One that has just been woken may have looked before it was paused.
         """

@@ -7,20 +7,25 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
     DaemonEndpoint,
     DaemonRpc,
+    HasTime,
     HttpFailure,
     NodeError,
     NotSent,
     RpcOutcomeUnknown,
     TooLarge,
 )
+from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.e2e.processes import free_port
 
+Publish = Callable[[DaemonEndpoint, HasTime], Awaitable[object]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -136,7 +141,19 @@ def test_an_endpoint_that_can_not_be_right_is_refused(url: str) -> None:
         DaemonEndpoint("node", url)
 
 
-async def test_a_closed_client_sends_nothing() -> None:
-    client = MonerodClient(DaemonEndpoint("node", f"http://127.0.0.1:{free_port()}"))
+@pytest.mark.parametrize(
+    "publish",
+    [
+        lambda at, time: EvmClient(at, has_time=time).submit(b"\x02"),
+        lambda at, time: MonerodClient(at, has_time=time).submit("00"),
+        lambda at, time: MonerodClient(at, has_time=time).relay(["00"]),
+        lambda at, time: WalletClient(replace(at, serial=True), has_time=time).relay("00"),
+    ],
+)
+async def test_nothing_is_published_after_the_lease(publish: Publish) -> None:
+    """A client that is closed would not send either, and says so."""
+    at = DaemonEndpoint("node", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(NotSent, match="no time left"):
+        await publish(at, lambda: False)
     with pytest.raises(NotSent, match="closed"):
-        await client.submit("00")
+        await publish(at, lambda: True)

@@ -42,6 +42,7 @@ from rpcsvc.redacted import Redacted
 
 JsonObject = dict[str, Any]
 Pause = Callable[[float], Awaitable[None]]
+HasTime = Callable[[], bool]
 
 _PAUSES: Final = (0.05, 0.25)
 _REFUSED_UNREAD: Final = (401, 403)
@@ -143,20 +144,32 @@ class DaemonEndpoint(Redacted, frozen=True):
             )
 
 
+def always() -> bool:
+    """Have time, as a process has that shares its database with no other."""
+    return True
+
+
 class DaemonRpc:
     """Calls one daemon. Use as ``async with``, or ``open`` and ``close``.
 
     ``read`` and ``read_path`` repeat calls whose failure may pass; ``act`` and ``act_path`` send
     once. All raise RpcFailure. JSON-RPC goes to the endpoint's URL with ``rpc_path`` added.
-    ``pause`` waits between repetitions, in seconds.
+    ``pause`` waits between repetitions, in seconds. ``has_time``: whether the lease of this process
+    allows a payment to be published now (docs/adr/0014-replicas.md).
     """
 
     def __init__(
-        self, endpoint: DaemonEndpoint, *, rpc_path: str = "", pause: Pause = asyncio.sleep
+        self,
+        endpoint: DaemonEndpoint,
+        *,
+        rpc_path: str = "",
+        pause: Pause = asyncio.sleep,
+        has_time: HasTime = always,
     ) -> None:
         self.endpoint = endpoint
         self._rpc_path = rpc_path
         self._pause = pause
+        self._has_time = has_time
         self._ids = count(1)
         self._lock = asyncio.Lock()
         self._session: ClientSession | None = None
@@ -187,13 +200,23 @@ class DaemonRpc:
         """The result of a JSON-RPC call that changes nothing. ``seconds``: another time limit."""
         return await self._repeating(lambda: self.act(method, params, seconds=seconds))
 
-    async def act(self, method: str, params: Any = None, *, seconds: float | None = None) -> Any:
-        """The result of a JSON-RPC call, sent at most once. ``seconds``: another time limit."""
+    async def act(
+        self,
+        method: str,
+        params: Any = None,
+        *,
+        seconds: float | None = None,
+        publishes: bool = False,
+    ) -> Any:
+        """The result of a JSON-RPC call, sent at most once. ``seconds``: another time limit.
+
+        One that ``publishes`` a payment is not sent (NotSent) once the lease has no time left.
+        """
         number = str(next(self._ids))
         body = {"jsonrpc": "2.0", "id": number, "method": method}
         if params is not None:
             body["params"] = params
-        status, content = await self._post(self._rpc_path, method, body, seconds)
+        status, content = await self._post(self._rpc_path, method, body, seconds, publishes)
         return self._result(method, number, self._parse(method, status, content))
 
     async def read_path(
@@ -203,10 +226,15 @@ class DaemonRpc:
         return await self._repeating(lambda: self.act_path(path, body, seconds=seconds))
 
     async def act_path(
-        self, path: str, body: JsonObject, *, seconds: float | None = None
+        self,
+        path: str,
+        body: JsonObject,
+        *,
+        seconds: float | None = None,
+        publishes: bool = False,
     ) -> JsonObject:
-        """The answer of a plain JSON path (monerod has some), sent at most once."""
-        status, content = await self._post(path, path, body, seconds)
+        """The answer of a plain JSON path (monerod has some), sent at most once; as ``act``."""
+        status, content = await self._post(path, path, body, seconds, publishes)
         if status != 200:
             raise HttpFailure(self.endpoint.name, path, status)
         return self._parse(path, status, content)
@@ -224,14 +252,14 @@ class DaemonRpc:
         return await call()
 
     async def _post(
-        self, path: str, method: str, body: JsonObject, seconds: float | None
+        self, path: str, method: str, body: JsonObject, seconds: float | None, publishes: bool
     ) -> tuple[int, bytes]:
         limit = self.endpoint.total_seconds if seconds is None else seconds
         if not self.endpoint.serial:
-            return await self._send(path, method, body, limit)
+            return await self._send(path, method, body, limit, publishes)
         await self._wait_for_turn(method, limit)
         try:
-            return await self._send(path, method, body, limit)
+            return await self._send(path, method, body, limit, publishes)
         finally:
             self._lock.release()
 
@@ -244,9 +272,11 @@ class DaemonRpc:
             raise NotSent(self.endpoint.name, method, problem) from None
 
     async def _send(
-        self, path: str, method: str, body: JsonObject, limit: float
+        self, path: str, method: str, body: JsonObject, limit: float, publishes: bool
     ) -> tuple[int, bytes]:
         at = self.endpoint
+        if publishes and not self._has_time():
+            raise NotSent(at.name, method, "the lease of this replica has no time left")
         if self._session is None:
             raise NotSent(at.name, method, "the client is closed")
 

@@ -28,7 +28,7 @@ from rpcsvc.orders.withdrawals import WithdrawalLimits, read_allow_list
 from rpcsvc.rates.sources import rate_source
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settings_onchain import InventorySettings, OnchainSettings
-from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, DaemonEndpoint
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, DaemonEndpoint, HasTime, always
 from rpcsvc.settlement.onchain.engine import Caps, OnchainEngine, PayoutGuard, SignedPayments
 from rpcsvc.settlement.onchain.evm.adapter import (
     EvmAdapter,
@@ -166,7 +166,8 @@ def _evm_adapter(
         UnrecordedLedger(tables),
         OpeningLedger(tables),
     )
-    nodes, options = evm_nodes(settings, served), evm_options(settings)
+    nodes = evm_nodes(settings, served, context.lease.has_time)
+    options = evm_options(settings)
     return EvmAdapter(nodes, context.chains, keys, ledgers, context.clock, options, switch)
 
 
@@ -178,7 +179,8 @@ async def _engine(
     guard: PayoutGuard,
 ) -> OnchainEngine:
     settings, tables, clock = context.settings.onchain, context.tables, context.clock
-    clients, ledger = monero_clients(settings), MoneroLedger(tables, journal, row)
+    clients = monero_clients(settings, context.lease.has_time)
+    ledger = MoneroLedger(tables, journal, row)
     xmr = MoneroAdapter(*clients, ledger, clock, monero_options(settings))
     reconciliations = {}
     # An operator who wants no audits, or no pause for their findings, wants no reconciliation.
@@ -262,7 +264,9 @@ def key_path(settings: OnchainSettings, data_dir: Path) -> Path:
 # --- XMR -------------------------------------------------------------------------------------
 
 
-def monero_clients(settings: OnchainSettings) -> tuple[MonerodClient, WalletClient]:
+def monero_clients(
+    settings: OnchainSettings, has_time: HasTime = always
+) -> tuple[MonerodClient, WalletClient]:
     """Build unopened clients of monerod and monero-wallet-rpc. Raises SettingsError."""
     node = _endpoint(
         "monerod", settings.monerod_url, settings.monerod_username, settings.monerod_password
@@ -274,7 +278,7 @@ def monero_clients(settings: OnchainSettings) -> tuple[MonerodClient, WalletClie
         settings.wallet_password,
         serial=True,
     )
-    return MonerodClient(node), WalletClient(wallet)
+    return MonerodClient(node, has_time=has_time), WalletClient(wallet, has_time=has_time)
 
 
 def monero_options(settings: OnchainSettings) -> MoneroOptions:
@@ -323,7 +327,9 @@ def _count(text: str) -> int:
 # --- USDC ------------------------------------------------------------------------------------
 
 
-def evm_nodes(settings: OnchainSettings, chains: ChainRegistry) -> list[EvmNode]:
+def evm_nodes(
+    settings: OnchainSettings, chains: ChainRegistry, has_time: HasTime = always
+) -> list[EvmNode]:
     """Build one node, with an unopened client, for each of ``chains``. Raises SettingsError."""
     urls, prices = _pairs(settings.nodes), _pairs(settings.gas_prices)
     nodes = []
@@ -337,7 +343,8 @@ def evm_nodes(settings: OnchainSettings, chains: ChainRegistry) -> list[EvmNode]
                 ]
             )
         coin_price = parse_amount(price, USDC).units
-        client = EvmClient(_endpoint(f"node of {chain.name}", urls[chain.name], "", None))
+        endpoint = _endpoint(f"node of {chain.name}", urls[chain.name], "", None)
+        client = EvmClient(endpoint, has_time=has_time)
         nodes.append(EvmNode(_network(settings, chain, coin_price), client, coin_price))
     return nodes
 

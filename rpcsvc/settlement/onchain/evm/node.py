@@ -24,6 +24,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     ChainUnusable,
     DaemonEndpoint,
     DaemonRpc,
+    HasTime,
     JsonObject,
     Model,
     NodeError,
@@ -32,6 +33,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     StallDetector,
     Text,
     TooLarge,
+    always,
     named,
     read_answer,
     read_field,
@@ -110,8 +112,14 @@ class _Sender:
 class EvmClient:
     """Calls one EVM node. Use as ``async with``. Every method raises RpcFailure."""
 
-    def __init__(self, endpoint: DaemonEndpoint, *, pause: Pause = asyncio.sleep) -> None:
-        self.rpc = DaemonRpc(endpoint, pause=pause)
+    def __init__(
+        self,
+        endpoint: DaemonEndpoint,
+        *,
+        pause: Pause = asyncio.sleep,
+        has_time: HasTime = always,
+    ) -> None:
+        self.rpc = DaemonRpc(endpoint, pause=pause, has_time=has_time)
 
     async def __aenter__(self) -> Self:
         self.rpc.open()
@@ -229,7 +237,8 @@ class EvmClient:
         """Publish a signed transaction. Repeating it is safe."""
         txid = "0x" + usdc.keccak256(raw).hex()
         try:
-            answer = await self.rpc.act("eth_sendRawTransaction", ["0x" + raw.hex()])
+            params = ["0x" + raw.hex()]
+            answer = await self.rpc.act("eth_sendRawTransaction", params, publishes=True)
         except NodeError as error:
             return EvmSubmissionResult(_submission(error.text), txid, error.text)
         if not isinstance(answer, str) or answer.lower() != txid:

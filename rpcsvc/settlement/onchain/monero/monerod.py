@@ -22,12 +22,14 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     DaemonEndpoint,
     DaemonRpc,
     Flag,
+    HasTime,
     JsonObject,
     Model,
     NodeError,
     Pause,
     Text,
     Whole,
+    always,
     named,
     parse_json,
     read_answer,
@@ -244,8 +246,14 @@ class MonerodClient:
 
     BUSY_CODE: Final = -9
 
-    def __init__(self, endpoint: DaemonEndpoint, *, pause: Pause = asyncio.sleep) -> None:
-        self.rpc = DaemonRpc(endpoint, rpc_path=_RPC_PATH, pause=pause)
+    def __init__(
+        self,
+        endpoint: DaemonEndpoint,
+        *,
+        pause: Pause = asyncio.sleep,
+        has_time: HasTime = always,
+    ) -> None:
+        self.rpc = DaemonRpc(endpoint, rpc_path=_RPC_PATH, pause=pause, has_time=has_time)
 
     async def __aenter__(self) -> Self:
         self.rpc.open()
@@ -338,7 +346,7 @@ class MonerodClient:
     async def submit(self, raw: str) -> MoneroSubmissionResult:
         """Publish a signed transaction. Repeating it is safe."""
         path = "/send_raw_transaction"
-        answer = await self.rpc.act_path(path, {"tx_as_hex": raw})
+        answer = await self.rpc.act_path(path, {"tx_as_hex": raw}, publishes=True)
         status = self._field(TEXT, path, answer, "status")
         flags = tuple(
             flag
@@ -350,7 +358,8 @@ class MonerodClient:
 
     async def relay(self, txids: Sequence[str]) -> None:
         """Send transactions of the pool to the peers, once more if they were. Not restricted."""
-        self._checked("relay_tx", await self.rpc.act("relay_tx", {"txids": list(txids)}))
+        params = {"txids": list(txids)}
+        self._checked("relay_tx", await self.rpc.act("relay_tx", params, publishes=True))
 
     async def flush_pool(self, txids: Sequence[str] = ()) -> None:
         """Forget these transactions of the pool, or all of them. Needs an unrestricted node."""

@@ -17,6 +17,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
     DaemonEndpoint,
     DaemonRpc,
+    HasTime,
     JsonObject,
     Model,
     NodeError,
@@ -24,6 +25,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     Text,
     TooLarge,
     Whole,
+    always,
     read_answer,
     read_field,
 )
@@ -89,12 +91,17 @@ class WalletClient:
     """
 
     def __init__(
-        self, endpoint: DaemonEndpoint, *, account: int = 0, pause: Pause = asyncio.sleep
+        self,
+        endpoint: DaemonEndpoint,
+        *,
+        account: int = 0,
+        pause: Pause = asyncio.sleep,
+        has_time: HasTime = always,
     ) -> None:
         if not endpoint.serial:
             raise ValueError(f"{endpoint.name}: a wallet's endpoint must be serial")
         self.account = account
-        self.rpc = DaemonRpc(endpoint, rpc_path=_RPC_PATH, pause=pause)
+        self.rpc = DaemonRpc(endpoint, rpc_path=_RPC_PATH, pause=pause, has_time=has_time)
 
     async def __aenter__(self) -> Self:
         self.rpc.open()
@@ -318,7 +325,8 @@ class WalletClient:
         At most once per payment, then ``store``: for a mined payment the wallet reports success and
         books it a second time, permanently. After that, MonerodClient.submit.
         """
-        answer = await self._act("relay_tx", {"hex": metadata})
+        found = await self.rpc.act("relay_tx", {"hex": metadata}, publishes=True)
+        answer = self._model(JsonObject, "relay_tx", found)
         return self._field(TEXT, "relay_tx", answer, "tx_hash")
 
     async def freeze(self, key_image: str) -> None:
