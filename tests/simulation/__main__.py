@@ -1,7 +1,9 @@
 """Runs universes: ``python -m tests.simulation [--engine E] [--seed N] [--seconds S]``.
 
 With ``--seed`` one universe runs; without, new seeds run until the time is up, two at once. It ends
-with status 1 at the first violation, and prints the seed that replays it.
+with status 1 at the first violation, and prints the seed that replays it. With ``--cut`` a scenario
+(or ``all``) is killed at each of its effects, or with ``--size 2`` at each pair of them, or once at
+those that ``--at`` names.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
+from tests.simulation.cuts import SCENARIOS, cut, cut_everywhere
 from tests.simulation.runs import ENGINES, Outcome, run
 
 ORDERS = 100
@@ -25,7 +28,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, help="how long to run new seeds")
     parser.add_argument("--engine", choices=sorted(ENGINES), default="onchain")
     parser.add_argument("--orders", type=int, default=ORDERS, help="orders in each universe")
+    parser.add_argument("--cut", choices=["all", *SCENARIOS], help="kill at each effect of it")
+    parser.add_argument("--size", type=int, default=1, help="kills of each run")
+    parser.add_argument("--at", type=int, nargs="+", help="kill at these effects alone")
     given = parser.parse_args()
+    if given.cut is not None and given.at is not None:
+        return _report([cut(given.cut, given.at)])
+    if given.cut is not None:
+        return _cut([given.cut] if given.cut != "all" else list(SCENARIOS), given.size)
     if given.seed is not None:
         return _report([run(given.seed, given.orders, engine=given.engine)])
     return _report(_search(given.seconds, given.orders, given.engine))
@@ -45,6 +55,22 @@ def _search(seconds: float, orders: int, engine: str) -> list[Outcome]:
                 return found
             done, running = wait(running, return_when=FIRST_COMPLETED)
             found += [each.result() for each in done]
+
+
+def _cut(names: list[str], size: int) -> int:
+    """Kill scenarios at each set of their effects; say how many did not end well."""
+    wrong = 0
+    for name in names:
+        runs = 0
+        for cuts, outcome in cut_everywhere(name, size):
+            runs += 1
+            wrong += bool(outcome.violations)
+            for violation in outcome.violations:
+                at = " ".join(map(str, cuts))
+                print(f"{name} --at {at}: {violation}", file=sys.stderr, flush=True)
+        print(f"{name}: {runs} runs", flush=True)
+    print(f"{wrong} runs with violations")
+    return 1 if wrong else 0
 
 
 def _report(outcomes: list[Outcome]) -> int:

@@ -77,8 +77,8 @@ class Network:
         self._outside = copy_context()
         self._outside.run(ACTOR.set, None)
         self.away: list[str] = []
-        # Called with the method of each request, before its daemon acts and after.
-        self.watch: Callable[[str], None] | None = None
+        # Called with the method of each request, before its daemon acts and after it has.
+        self.watch: Callable[[str, bool], None] = lambda _method, _is_done: None
         # Called with the method of each request, in its sender; whether the answer takes long.
         self.sent: Callable[[str], bool] = lambda _method: False
         self.faults = NO_FAULTS
@@ -122,9 +122,10 @@ class Network:
             self._end(answer, _Answer(503, b"busy"))
         else:
             asked = orjson.loads(body)
-            self._watched(asked.get("method", url.path))
+            method = asked.get("method", url.path)
+            self.watch(method, False)
             content = _answered(self._daemons[host], url.path, asked)
-            self._watched(asked.get("method", url.path))
+            self.watch(method, True)
             if self._strikes(faults.lost):
                 self._end(answer, ServerDisconnectedError())
             elif self._strikes(faults.cut):
@@ -133,10 +134,6 @@ class Network:
                 slow = is_slow or self._strikes(faults.slow)
                 wait = self._chance.random() * _SLOWEST_SECONDS if slow else self._travel()
                 self._later(wait, partial(_set, answer, _Answer(200, content)))
-
-    def _watched(self, method: str) -> None:
-        if self.watch is not None:
-            self.watch(method)
 
     def _strikes(self, rate: float) -> bool:
         return rate > 0 and self._chance.random() < rate

@@ -27,6 +27,10 @@ _LATE_RENEWALS: Final = 100
 _SETTLED: Final = ("deposits", "effects", "evm_payments", "monero_payments", "payment_journal")
 
 
+def nothing() -> None:
+    """Take no note of an effect."""
+
+
 class DatabaseServer:
     """The data, and whether it can be reached now."""
 
@@ -40,6 +44,8 @@ class DatabaseServer:
         self.connection.create_function("now_ms", 0, now_ms)
         self.is_away = False
         self.commits = 0
+        # Called after each commit of anything but a lease.
+        self.effect: Callable[[], None] = nothing
         # Called at each change of what only the settler changes, by the process that makes it.
         self.changed: Callable[[], None] = lambda: None
         self.connection.create_function("changed", 0, self._call_changed)
@@ -103,6 +109,7 @@ class SimulatedDatabase:
     async def _transact(self, rows: list[StatementRows]) -> None:
         await self._travel()
         self._require_up()
+        is_lease = any("leases SET" in each.sql for each in rows)
         connection = self._server.connection
         forms = [(compiled(each.sql), each) for each in rows]
         connection.group = [
@@ -111,8 +118,10 @@ class SimulatedDatabase:
         ]
         connection.commit()
         self._server.commits += 1
+        if not is_lease:
+            self._server.effect()
         # The answer may take long, and the replica may be killed before it comes.
-        await self._travel(_LATE_RENEWALS if any("leases SET" in each.sql for each in rows) else 1)
+        await self._travel(_LATE_RENEWALS if is_lease else 1)
 
     def health(self) -> Health:
         if self._server.is_away or self.is_cut:

@@ -68,10 +68,10 @@ _LATE: Final = (
     " AND orders.status_at < ?)"
 )
 _MOST_DEPOSIT: Final = "SELECT max_deposit FROM orders WHERE order_id = ?"
-# What a payer sends, by direction: exact, short, below the minimum, over, far over.
+# What a payer sends, by direction: exact, short, below the minimum, over, far over, over the most.
 PAYMENTS: Final = {
-    "x2u": [8 * XMR // 10] * 3 + [3 * XMR // 10, XMR // 20_000, XMR, 20 * XMR],
-    "u2x": [150 * USDC] * 3 + [60 * USDC, USDC // 100, 200 * USDC, 3_000 * USDC],
+    "x2u": [8 * XMR // 10] * 3 + [3 * XMR // 10, XMR // 20_000, XMR, 20 * XMR, 400 * XMR],
+    "u2x": [150 * USDC] * 3 + [60 * USDC, USDC // 100, 200 * USDC, 3_000 * USDC, 60_000 * USDC],
 }
 # Less than this is dust, or too little to be sent back, in USDC units.
 _LITTLE: Final = 2 * USDC
@@ -187,6 +187,8 @@ class OnchainUniverse(Universe):
             "onchain.usdc_addresses": 64,
             "onchain.poll_ms": chance.choice([2000, 5000, 10_000]),
             "onchain.audit_seconds": 120,
+            **dict.fromkeys(("onchain.xmr_per_transfer", "onchain.xmr_per_day"), "100000"),
+            **dict.fromkeys(("onchain.usdc_per_transfer", "onchain.usdc_per_day"), "10000000"),
         }
 
     # --- what happens by itself ----------------------------------------------------------------
@@ -210,7 +212,7 @@ class OnchainUniverse(Universe):
 
     async def begin(self) -> None:
         """Fund the wallets, and let blocks come."""
-        self.monero.pay([Paid(address_of(0), 5 * XMR)] * _OPENING_OUTPUTS)
+        self.monero.pay([Paid(address_of(0), 50 * XMR)] * _OPENING_OUTPUTS)
         self.monero.mine(20)
         for _ in range(_OPENING_BLOCKS):
             self.evm.mine()
@@ -242,7 +244,7 @@ class OnchainUniverse(Universe):
     def _strikes(self, rate: float) -> bool:
         return self.is_striking and rate > 0 and self._outside.random() < rate
 
-    def _aim(self, method: str) -> None:
+    def _aim(self, method: str, _is_done: bool) -> None:
         """Perhaps kill a replica just before a daemon acts on what may be its request, or after."""
         if method in _CRITICAL and self._strikes(self.chain_faults.aimed):
             self.kill(self._outside.choice(self.replicas))
@@ -360,7 +362,10 @@ class OnchainUniverse(Universe):
     async def pay(self, order: Order, chance: random.Random) -> None:
         """Pay from outside, and sometimes take it back."""
         units = chance.choice(PAYMENTS[order.direction])
-        cheats = chance.random() < self.chain_faults.cheat
+        await self.send(order, units, cheats=chance.random() < self.chain_faults.cheat)
+
+    async def send(self, order: Order, units: int, *, cheats: bool = False) -> None:
+        """Pay so much; ``cheats``: take it back if it is shallow at some moment."""
         if order.direction == "x2u":
             made = self.monero.pay([Paid(order.deposit_address, units)])
             if cheats:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -38,23 +38,28 @@ class Outcome(NamedTuple):
 
 
 def run(seed: int, orders: int, faults: Faults | None = None, engine: str = "sandbox") -> Outcome:
+    """Run a universe with new faults, or with these."""
+    return run_made(lambda folder: ENGINES[engine](seed, folder, faults), orders, engine)
+
+
+def run_made(make: Callable[[Path], Universe], orders: int, engine: str = "onchain") -> Outcome:
     """Run a universe in a process of its own, whose killed replicas end with it."""
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
-    child = context.Process(target=_run_here, args=(seed, orders, faults, engine, sending))
+    child = context.Process(target=_run_here, args=(make, orders, engine, sending))
     child.start()
     sending.close()
     try:
         outcome: Outcome = receiving.recv()
     except EOFError:
-        raise RuntimeError(f"the run of seed {seed} has ended without an outcome") from None
+        raise RuntimeError("the run has ended without an outcome") from None
     finally:
         child.join()
     return outcome
 
 
 def _run_here(
-    seed: int, orders: int, faults: Faults | None, engine: str, outcome: Connection
+    make: Callable[[Path], Universe], orders: int, engine: str, outcome: Connection
 ) -> None:
     # The clock of the log is the machine's, and thousands of lines tell nothing that is wrong.
     structlog.configure(
@@ -62,7 +67,7 @@ def _run_here(
         logger_factory=structlog.ReturnLoggerFactory(),
     )
     with tempfile.TemporaryDirectory(prefix="rpcsvc-simulation-", dir=_MEMORY) as folder:
-        universe = ENGINES[engine](seed, Path(folder), faults)
+        universe = make(Path(folder))
         try:
             universe.run(orders)
         except Exception:  # noqa: BLE001 - reported as a violation, with its seed
@@ -71,7 +76,7 @@ def _run_here(
         outcome.send(
             Outcome(
                 engine,
-                seed,
+                universe.seed,
                 loop.trace,
                 loop.steps,
                 len(universe.orders),

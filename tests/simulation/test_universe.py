@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulation.cuts import cut
 from tests.simulation.runs import run
 from tests.simulation.universe import Faults
 
@@ -30,3 +31,10 @@ def test_money_is_conserved_under_kills(seed: int) -> None:
     assert outcome.violations == []
     assert outcome.counts["kills"] > 0
     assert outcome.orders == 40
+
+
+@pytest.mark.parametrize("effects", [(), (30,), (45, 60)])
+def test_scenario_ends_well_wherever_it_is_cut(effects: tuple[int, ...]) -> None:
+    outcome = cut("payout-of-usdc", effects)
+    assert outcome.violations == []
+    assert outcome.counts["kills"] == len(effects)

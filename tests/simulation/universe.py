@@ -40,6 +40,8 @@ _MOST_LOOKS: Final = 20
 _LEASE: Final = "SELECT token, expires_at FROM leases WHERE name = 'settler'"
 # So long after it was woken, a replica may publish what it decided to before it was paused.
 _WAKING: Final = 1.0
+# The wallets have no more for now: people come again.
+_FULL: Final = "amount_above_maximum"
 _GAPS: Final = (
     "SELECT order_seq FROM event_log GROUP BY order_seq"
     " HAVING count(*) <> max(version) - min(version) + 1"
@@ -229,13 +231,14 @@ class Universe:
         self._most_steps = self.most_steps(orders)
         with _simulated_time(self.loop):
             self.loop.before_step = self._strike
-            self.loop.run_simulation(self._story(orders))
+            self.loop.run_simulation(self.story(orders))
 
     def most_steps(self, orders: int) -> int:
         """After so many steps of the loop it is said that something never ends."""
         return 500_000 + 20_000 * orders
 
-    async def _story(self, orders: int) -> None:
+    async def story(self, orders: int) -> None:
+        """Let people come under faults; then end the faults, and check."""
         await self.begin()
         for replica in self.replicas:
             replica.start()
@@ -244,15 +247,15 @@ class Universe:
         await asyncio.gather(*people)
         await asyncio.sleep(self.lingers)
         self.calm()
-        await self._recover()
-        await self._check()
+        await self.recover()
+        await self.check()
 
     async def _person(self, number: int) -> None:
         """Order, pay in some way, and follow the order to its end."""
         chance = random.Random(f"{self.seed} {number}")
         await asyncio.sleep(chance.random() * self.comes)
         direction = chance.choice(["x2u", "u2x"])
-        order = await self._place(number, direction, chance)
+        order = await self.place(number, direction, chance)
         if chance.random() < 0.1:
             await self._cancel(order, chance)
             return
@@ -269,7 +272,7 @@ class Universe:
             "swap.cancel", chance, once=True, orderId=order.order_id, sessionId=order.session_id
         )
 
-    async def _place(self, number: int, direction: str, chance: random.Random) -> Order:
+    async def place(self, number: int, direction: str, chance: random.Random) -> Order:
         """Order, sometimes several times at once under one key: all must be the same order."""
         key, to = f"person-{number:08d}-key", self.destination(direction, number)
         params: dict[str, Any] = {
@@ -326,7 +329,9 @@ class Universe:
                     if answer["error"]["code"] == "internal_error":
                         self.violated(f"{name} answered {answer}")
                         return answer
-                    if not answer["error"]["retryable"]:
+                    if answer["error"]["code"] == _FULL:
+                        await asyncio.sleep(60)
+                    elif not answer["error"]["retryable"]:
                         if once:
                             return answer
                         self.violated(f"{name} was refused: {answer['error']}")
@@ -442,7 +447,7 @@ class Universe:
 
     # --- the end -------------------------------------------------------------------------------
 
-    async def _recover(self) -> None:
+    async def recover(self) -> None:
         """Faults have stopped: let every deadline pass, and name the refund addresses due."""
         await asyncio.sleep(60)
         await self.settled()
@@ -475,7 +480,8 @@ class Universe:
         }
         return {order_id: answer["state"] for order_id, answer in answers.items()}
 
-    async def _check(self) -> None:
+    async def check(self) -> None:
+        """Note all that does not hold in the end."""
         self.violations += await self.differences()
         for order_id, state in (await self.states()).items():
             if state not in ("completed", "terminal_failure"):
