@@ -7,6 +7,8 @@ got. The product's auditor, which shares no code with what it audits, compares t
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +24,7 @@ from rpcsvc.orders.scheduler import worker
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
+from rpcsvc.settlement.onchain.journal import files
 from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch
 from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
@@ -101,7 +104,8 @@ class ChainFaults(NamedTuple):
     ``forgotten``: the share of payments of the service that no pool gets back from replaced blocks.
     ``cheat``: the share of payers who take their payment back while it is shallow.
     ``aimed``: the share of requests that sign or publish at which a replica is killed; fewer of all
-    requests pause their sender, or cut it off from the database.
+    requests pause their sender, or cut it off from the database. ``torn``: the share of journal
+    lines that are written in part, because the disk is full or the process is killed.
     """
 
     network: NetworkFaults = NO_FAULTS
@@ -112,6 +116,7 @@ class ChainFaults(NamedTuple):
     forgotten: float = 0.0
     cheat: float = 0.0
     aimed: float = 0.0
+    torn: float = 0.0
 
     @classmethod
     def drawn(cls, chance: random.Random) -> ChainFaults:
@@ -125,8 +130,9 @@ class ChainFaults(NamedTuple):
             busy=rate(0.01), cut=rate(0.005), delay_ms=chance.choice([1.0, 10.0, 100.0]),
         )  # fmt: skip
         return cls(
-            network, rate(0.1), rate(0.05), rate(0.1), rate(0.7), rate(0.5), rate(0.2), rate(0.1)
-        )
+            network, reorg=rate(0.1), gas=rate(0.05), daemon=rate(0.1), left_out=rate(0.7),
+            forgotten=rate(0.5), cheat=rate(0.2), aimed=rate(0.1), torn=rate(0.1),
+        )  # fmt: skip
 
 
 class OnchainUniverse(Universe):
@@ -148,7 +154,7 @@ class OnchainUniverse(Universe):
         self.wallet = WalletModel(self.monerod, self._fork())
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
-        self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0}
+        self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         self._refunds: dict[str, list[str]] = {}
         self.settings |= self._settings(chance)
@@ -199,7 +205,8 @@ class OnchainUniverse(Universe):
             self.evm.give(self._payer(number), Holding(10**24, 10**6 * USDC))
         # More often there is nothing new on the chains to look at.
         tick = patch.object(worker, "TICK_MS", self.chance.choice([1000, 2000, 5000]))
-        with self.network.carrying(), tick:
+        disk = patch.object(files, "_write_all", partial(self._write, files._write_all))
+        with self.network.carrying(), tick, disk:
             super().run(orders)
 
     def _payer(self, number: int) -> str:
@@ -263,6 +270,18 @@ class OnchainUniverse(Universe):
             return False
         self.cut(sender)
         return True
+
+    def _write(self, write: Callable[[int, bytes], None], fd: int, data: bytes) -> None:
+        """Write to a journal; perhaps in part, on a full disk or by a process that is killed."""
+        if not self._strikes(self.chain_faults.torn):
+            write(fd, data)
+            return
+        self.counts["torn"] += 1
+        write(fd, data[: self._outside.randrange(len(data))])
+        sender = self.sender()
+        if sender is not None and self._outside.random() < 0.5:
+            self.kill(sender)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def _mine_evm(self) -> None:
         while True:

@@ -37,6 +37,7 @@ HOUR_MS: Final = 3_600_000
 AMOUNTS: Final = {"x2u": "0.8", "u2x": "150"}
 BEGAN_MS: Final = 1_763_678_000_000
 _MOST_LOOKS: Final = 20
+_MOST_WRONG_MS: Final = 300_000
 _LEASE: Final = "SELECT token, expires_at FROM leases WHERE name = 'settler'"
 # So long after it was woken, a replica may publish what it decided to before it was paused.
 _WAKING: Final = 1.0
@@ -58,6 +59,7 @@ class Faults(NamedTuple):
     payment: float = 0.0
     cut: float = 0.0
     slow: float = 0.0
+    step: float = 0.0
     delay_ms: float = 2.0
 
     @classmethod
@@ -74,14 +76,27 @@ class Faults(NamedTuple):
             payment=rate(0.5),
             cut=rate(1e-4),
             slow=rate(1e-3),
+            step=rate(5e-5),
             delay_ms=chance.choice([0.5, 5.0, 50.0]),
         )
+
+
+class ReplicaClock:
+    """The wall clock of a machine, which may be wrong by some ms."""
+
+    def __init__(self, universe: Universe) -> None:
+        self._universe = universe
+        self.wrong_ms = 0
+
+    def now_ms(self) -> int:
+        return self._universe.now_ms() + self.wrong_ms
 
 
 class Replica:
     """A process: an actor that runs the whole service on the shared data until it is killed."""
 
     def __init__(self, universe: Universe, number: int) -> None:
+        self.clock = ReplicaClock(universe)
         self._universe = universe
         self.number = number
         self.lives = 0
@@ -132,7 +147,7 @@ class Replica:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             async with running_on(
-                database, settings, chains, universe, chance.randbytes, asyncio.Event()
+                database, settings, chains, self.clock, chance.randbytes, asyncio.Event()
             ) as up:
                 self.up = up
                 await self._work(up)
@@ -180,6 +195,7 @@ class Universe:
             "pauses": 0,
             "outages": 0,
             "cuts": 0,
+            "steps": 0,
             "calls": 0,
             "unanswered": 0,
         }
@@ -201,8 +217,10 @@ class Universe:
         """Let no more faults strike."""
         self.is_striking = False
         self.faults = self.faults._replace(slow=0.0)
-        for database in filter(None, (each.database for each in self.replicas)):
-            database.slow, database.is_cut = 0.0, False
+        for replica in self.replicas:
+            replica.clock.wrong_ms = 0
+            if replica.database is not None:
+                replica.database.slow, replica.database.is_cut = 0.0, False
 
     def destination(self, direction: str, number: int) -> str:
         """Where a person wants to be paid."""
@@ -371,6 +389,8 @@ class Universe:
             self.later(self.chance.random() * 20, self._bring_database_back)
         elif roll < faults.kill + faults.pause + faults.away + faults.cut:
             self.cut(self.chance.choice(self.replicas))
+        elif roll < faults.kill + faults.pause + faults.away + faults.cut + faults.step:
+            self._step_clock(self.chance.choice(self.replicas))
 
     def kill(self, replica: Replica) -> None:
         """Kill a replica, unless it is down, and start it again after a while."""
@@ -402,6 +422,12 @@ class Universe:
             self.loop.note(f"cut {replica.actor.name}")
             database.is_cut = True
             self.later(self.chance.random() * 30, partial(setattr, database, "is_cut", False))
+
+    def _step_clock(self, replica: Replica) -> None:
+        """Set a replica's clock wrong by up to five minutes."""
+        self.counts["steps"] += 1
+        replica.clock.wrong_ms = round((2 * self.chance.random() - 1) * _MOST_WRONG_MS)
+        self.loop.note(f"clock of {replica.actor.name} is wrong by {replica.clock.wrong_ms}")
 
     # --- the lease -----------------------------------------------------------------------------
 
