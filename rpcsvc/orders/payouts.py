@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -52,6 +53,13 @@ log = structlog.get_logger(__name__)
 ENGINE_TIMEOUT_SECONDS = 30
 
 
+class AwaitsBlock(NamedTuple):
+    """A transfer that has not ended, and may have once its network has a block of this height."""
+
+    network: str
+    height: int
+
+
 class Payouts:
     """Carries out ``AdvanceTransfer``: for payouts and for refunds, which are both transfers.
 
@@ -79,7 +87,7 @@ class Payouts:
         # Transfers that could not be recorded together with others, one of which may be to blame.
         self._alone: set[str] = set()
 
-    async def advance(self, order_id: str, effect: AdvanceTransfer) -> bool:
+    async def advance(self, order_id: str, effect: AdvanceTransfer) -> bool | AwaitsBlock:
         """Carry the transfer as far as possible now; True when it has ended.
 
         Raises errors.Unavailable when the store can't record a step: then nothing further was
@@ -97,6 +105,11 @@ class Payouts:
             if transfer.state is TransferState.PLANNED:
                 return False
             return await self._publish_and_record(order_id, transfer, effect)
+
+    def heights(self) -> dict[str, int]:
+        """Return the newest block of each network, where the wallets have seen one."""
+        states = self._engine.states().items()
+        return {name: each.node_height for name, each in states if each.node_height is not None}
 
     async def _find(self, order_id: str, transfer_id: str) -> tuple[Order, Transfer]:
         order = await self._store.order(order_id)
@@ -201,12 +214,14 @@ class Payouts:
 
     async def _publish_and_record(
         self, order_id: str, transfer: Transfer, effect: AdvanceTransfer
-    ) -> bool:
+    ) -> bool | AwaitsBlock:
         verdict = await published_verdict(self._engine, self._lease, transfer)
         event = _event_of(transfer, verdict)
         ended = verdict.outcome in (Outcome.SETTLED, Outcome.FAILED)
         if event is not None:
             await self._processor.apply(order_id, event, done=(effect,) if ended else ())
+        if verdict.settles_at is not None:
+            return AwaitsBlock(transfer.network, verdict.settles_at)
         return ended
 
 

@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock
 
 from rpcsvc.domain.events import AdvanceTransfer
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.payouts import AwaitsBlock, Payouts
 from rpcsvc.orders.scheduler.effects import EffectRunner
 from tests.sandbox import ManualClock, Sandbox
 
@@ -21,7 +21,7 @@ class Stuck(Payouts):
         self.calls, self.at_once, self.most = 0, 0, 0
         self.gate = asyncio.Event()
 
-    async def advance(self, order_id: str, effect: AdvanceTransfer) -> bool:
+    async def advance(self, order_id: str, effect: AdvanceTransfer) -> bool | AwaitsBlock:
         self.calls += 1
         self.at_once += 1
         self.most = max(self.most, self.at_once)

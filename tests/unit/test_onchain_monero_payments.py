@@ -559,6 +559,7 @@ async def test_it_has_settled_at_its_depth_and_not_a_block_earlier(rig: Rig) -> 
         rig.node.top = mined + depth - 1
         verdict = await rig.payments.look_up(made)
         assert (verdict.outcome, verdict.reason) == (Outcome.PENDING, f"{depth} of 3 confirmations")
+        assert verdict.settles_at == mined + 2
         assert ((await rig.known()).state, (await rig.known()).height) == (
             MoneroPaymentState.PUBLISHED,
             mined,

@@ -74,12 +74,14 @@ class Outcome(StrEnum):
 class Verdict(Struct, frozen=True):
     """An outcome with the reason, in words for the operator.
 
-    ``receipt`` (JSON) comes with SETTLED, where there is something that proves it.
+    ``receipt`` (JSON) comes with SETTLED, where there is something that proves it. ``settles_at``
+    comes with PENDING: the first block (its height) after which another look may find it settled.
     """
 
     outcome: Outcome
     reason: str = ""
     receipt: str | None = None
+    settles_at: int | None = None
 
 
 class Fees(Struct, frozen=True):

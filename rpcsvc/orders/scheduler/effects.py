@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from enum import Enum, auto
 from typing import Any
 
@@ -33,7 +33,7 @@ from rpcsvc.domain.events import (
 )
 from rpcsvc.domain.order import Order, Transfer, TransferKind
 from rpcsvc.errors import ServiceError, Unavailable
-from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.payouts import AwaitsBlock, Payouts
 from rpcsvc.orders.ports.venue import RateSource
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.store.changes import PendingEffect
@@ -57,7 +57,10 @@ class Then(Enum):
 
 
 class EffectRunner:
-    """Runs pending effects when they are due."""
+    """Runs pending effects when they are due.
+
+    A transfer that awaits a block is looked at again once the wallets have seen that block.
+    """
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class EffectRunner:
         self._poll_ms = poll_ms
         self._stop_seconds = stop_seconds
         self._payable = payable
+        self._awaited: dict[PendingEffect, AwaitsBlock] = {}
         self._is_stopping = False
         self._due: list[tuple[int, int, PendingEffect]] = []
         self._last_pass = 0
@@ -125,6 +129,7 @@ class EffectRunner:
         taken = 0
         now = self._clock.now_ms()
         self._follow_clock(now)
+        self._wake_at_blocks(now)
         while self._due and self._due[0][0] <= now and self._has_room(taken):
             _, _, pending = heapq.heappop(self._due)
             await self._take_up(pending)
@@ -207,6 +212,26 @@ class EffectRunner:
             self._due = [(due - back, number, pending) for due, number, pending in self._due]
         self._last_pass = now
 
+    def _wake_at_blocks(self, now: int) -> None:
+        """Have the transfers run now whose blocks have come."""
+        if not self._awaited:
+            return
+        heights = self._payouts.heights()
+        come = {each for each, block in self._awaited.items() if self._has_come(block, heights)}
+        if come:
+            for pending in come:
+                del self._awaited[pending]
+                self._attempts.pop(pending, None)
+            self._due = [
+                (now if pending in come else due, number, pending)
+                for due, number, pending in self._due
+            ]
+            heapq.heapify(self._due)
+
+    @staticmethod
+    def _has_come(block: AwaitsBlock, heights: Mapping[str, int]) -> bool:
+        return heights.get(block.network, -1) >= block.height
+
     def _push(self, pending: PendingEffect, due: int) -> None:
         if pending not in self._known:
             self._known.add(pending)
@@ -223,7 +248,7 @@ class EffectRunner:
             del self._queues[network]
 
     async def _run(self, pending: PendingEffect) -> None:
-        again: Then | int = Then.RETRY
+        again: Then | AwaitsBlock | int = Then.RETRY
         try:
             again = await self._carry_out(pending)
         except Unavailable as error:
@@ -232,19 +257,26 @@ class EffectRunner:
             # Whatever broke, the effect is still committed: keep trying and log it.
             log.exception("effect_failed", order_id=pending.order_id)
         self._known.discard(pending)
+        self._awaited.pop(pending, None)
         match again:
             case Then.DONE:
                 self._attempts.pop(pending, None)
             case Then.RETRY:
                 self._push(pending, self._clock.now_ms() + self._pause_ms(pending))
+            case AwaitsBlock():
+                self._push(pending, self._clock.now_ms() + self._pause_ms(pending))
+                if not self._has_come(again, self._payouts.heights()):
+                    self._awaited[pending] = again
             case due:
                 self._push(pending, due)
 
-    async def _carry_out(self, pending: PendingEffect) -> Then | int:
+    async def _carry_out(self, pending: PendingEffect) -> Then | AwaitsBlock | int:
         """Return how it goes on: an integer is when, in ms since the epoch."""
         match pending.effect:
             case AdvanceTransfer():
                 done = await self._payouts.advance(pending.order_id, pending.effect)
+                if isinstance(done, AwaitsBlock):
+                    return done
                 return Then.DONE if done else Then.RETRY
             case FillChunk():
                 return await self._fill(pending.order_id, pending.effect)

@@ -155,7 +155,10 @@ class MoneroPresence:
         await self._put(payment, replace(payment, state=state, height=found.height, conflict=None))
         if is_settled:
             return Verdict(Outcome.SETTLED)
-        return Verdict(Outcome.PENDING, f"{depth} of {self._options.settled_after} confirmations")
+        needed = self._options.settled_after
+        mined_at = info.height if found.height is None else found.height
+        reason = f"{depth} of {needed} confirmations"
+        return Verdict(Outcome.PENDING, reason, settles_at=mined_at + needed - 1)
 
     async def _absent(self, payment: MoneroPayment) -> Verdict:
         await self._put(payment, replace(payment, height=None, conflict=None))
