@@ -126,6 +126,11 @@ class RatesSettings(Group):
     max_spread_bps: Annotated[int, integer_in(1, 5_000)] = 150
     every_seconds: Annotated[int, integer_in(1, DAY)] = 10
 
+    @property
+    def max_age_ms(self) -> int:
+        """The age of the oldest price that counts."""
+        return self.max_age_seconds * 1000
+
 
 def read_chains(configured: Path | None) -> ChainRegistry:
     """The table of chains. Raises SettingsError that says what is wrong with the configured one."""
