@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from rpcsvc.domain import usdc
 from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.evm.node_types import (
@@ -439,7 +440,7 @@ async def test_no_order_is_taken_while_the_hot_wallet_is_blacklisted(payer: EvmP
         with pytest.raises(Unavailable, match="can't be sent right now"):
             adapter.networks[NETWORK].fee()
         assert "the hot wallet is on the blacklist of USDC" in (
-            (await adapter.health()).detail or ""
+            Health.of(await adapter.conditions()).detail or ""
         )
 
 

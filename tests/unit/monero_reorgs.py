@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from rpcsvc.health import Severity, texts_of
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
@@ -117,6 +118,14 @@ class ReorgRig:
     wallet: ReorgWallet
     ledger: MoneroLedger
     recovery: MoneroReorgRecovery
+
+    @property
+    def faults(self) -> str:
+        return "; ".join(texts_of(self.recovery.conditions(), Severity.FAULT))
+
+    @property
+    def notes(self) -> str:
+        return "; ".join(texts_of(self.recovery.conditions(), Severity.NOTE))
 
     async def poll(self, blocks: int = 0) -> None:
         self.node.top += blocks

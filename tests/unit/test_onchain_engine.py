@@ -16,7 +16,7 @@ from rpcsvc.domain.money import USDC, XMR, Money
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
-from rpcsvc.health import Health
+from rpcsvc.health import Health, faults, notes
 from rpcsvc.orders.ports.wallets import NetworkState, Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine, PayoutGuard
@@ -179,10 +179,19 @@ async def test_upkeep_waits_while_the_lease_has_no_time(tmp_path: Path) -> None:
 async def test_a_swap_needs_both_sides(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.engine.require_ready()
-    rig.xmr.well = Health(False, "the wallet is locked")
+    rig.xmr.found = faults("the wallet is locked")
     with pytest.raises(Unavailable):
         rig.engine.require_ready()
     assert (await rig.engine.health()).detail == "XMR: the wallet is locked"
+
+
+async def test_health_names_the_asset_of_faults_and_ends_with_notes(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.xmr.found = [*notes("a split waits"), *faults("the wallet is locked")]
+    rig.usdc.found = faults("base is down", "gas is too dear")
+    assert (await rig.engine.health()).detail == (
+        "XMR: the wallet is locked; USDC: base is down; gas is too dear; a split waits"
+    )
 
 
 async def test_a_wallet_below_its_floor_is_said_in_whole_units(tmp_path: Path) -> None:
@@ -205,7 +214,7 @@ def test_wallet_below_its_floor_takes_no_more_reservations(tmp_path: Path) -> No
 
 async def test_low_urgency_is_shown_without_alarm(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.usdc.to_see_to = ["a deposit address is on the blacklist"]
+    rig.usdc.found = notes("a deposit address is on the blacklist")
     assert await rig.engine.health() == Health(True, "a deposit address is on the blacklist")
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNetworkAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
@@ -64,12 +65,12 @@ async def test_upkeep_fault_names_its_own_network_only(
     monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.poll", looked)
     await adapter.maintain()
     assert sorted(kept_up) == ["arbitrum", "base"]
-    reported = (await adapter.health()).detail or ""
+    reported = Health.of(await adapter.conditions()).detail or ""
     assert "the upkeep of arbitrum has failed (KeyError)" in reported
     assert "upkeep of base" not in reported
     broken.clear()
     await adapter.maintain()
-    assert "the upkeep of" not in ((await adapter.health()).detail or "")
+    assert "the upkeep of" not in (Health.of(await adapter.conditions()).detail or "")
 
 
 def test_network_is_down_while_its_own_node_is(

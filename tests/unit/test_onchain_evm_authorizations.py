@@ -179,7 +179,7 @@ async def test_use_without_an_event_is_reported(rig: Rig) -> None:
     assert rig.authorizations.conditions() == []
     rig.clock.now += 601_000
     assert await rig.outcome() is Outcome.PENDING
-    (text,) = rig.authorizations.conditions()
+    (text,) = [each.text for each in rig.authorizations.conditions()]
     assert "shows no event of it" in text
     rig.node.hides = False
     assert await rig.outcome() is Outcome.SETTLED

@@ -194,7 +194,7 @@ async def test_spent_key_image_with_an_unshown_payment_proves_nothing(rig: Rig) 
     assert payment.state is MoneroPaymentState.PUBLISHED
     assert await rig.ledger.live_key_images(payment.key_images) == set(payment.key_images)
     rig.clock.now += 3_600_000
-    assert "something has spent an input of it" in (await rig.payments().stuck() or "")
+    assert "something has spent an input of it" in (await rig.payments().conditions())[0].text
 
 
 @pytest.mark.parametrize("restarts", [False, True])
