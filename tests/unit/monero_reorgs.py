@@ -19,15 +19,15 @@ from rpcsvc.settlement.onchain.monero.monerod import (
 )
 from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.records import (
-    MoneroOptions,
     MoneroPayment,
     MoneroPaymentState,
     MoneroPurpose,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Output, SubaddressIndex
+from tests.chain_options import monero_options
 
 XMR = 10**12
-OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8, failed_after=5)
+OPTIONS = monero_options(nettype="fakechain", tracked_blocks=8, failed_after=5)
 
 
 @dataclass

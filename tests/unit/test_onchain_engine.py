@@ -22,9 +22,9 @@ from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine, PayoutGuard
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
-from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.pause import PauseSwitch
+from tests.chain_options import monero_options
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
 from tests.unit.adapters import CAPS, FLOORS, FakeAdapter, transfer
@@ -57,7 +57,7 @@ def test_payout_fee_is_of_its_asset_and_refund_fee_of_deposit(tmp_path: Path) ->
 def test_swap_time_has_the_confirmations_of_its_amount(units: int, blocks: int) -> None:
     here = DaemonEndpoint("node", "http://127.0.0.1:1", serial=True)
     monero = MoneroAdapter(
-        MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), MoneroOptions()
+        MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), monero_options()
     )
     arbitrum = FakeAdapter(USDC, "arbitrum", Verdict(Outcome.PENDING))
     adapters = cast("Any", (monero, arbitrum))
@@ -85,7 +85,7 @@ async def test_network_whose_deposits_are_not_seen_is_down(tmp_path: Path) -> No
 def test_monero_is_down_while_its_node_or_wallet_is(wrong: str) -> None:
     here = DaemonEndpoint("node", "http://127.0.0.1:1", serial=True)
     monero = MoneroAdapter(
-        MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), MoneroOptions()
+        MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), monero_options()
     )
     monero._connection.problem = None
     assert monero.state().is_up

@@ -27,16 +27,16 @@ from rpcsvc.settlement.onchain.evm.presence import (
 from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
     BlockPoint,
-    EvmNetwork,
     EvmPayment,
     EvmPaymentOrder,
     EvmPaymentState,
     EvmPurpose,
 )
+from tests.chain_options import evm_network
 from tests.unit.evm_chain import HOT, STRANGER, TOKEN, USER
 
 NONCE = 7
-NETWORK = EvmNetwork(
+NETWORK = evm_network(
     "arbitrum", 42161, TOKEN, settled_after=20, failed_after=60, block_seconds=0.25
 )
 A_MINUTE = 240

@@ -22,7 +22,6 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroFees, MoneroPayments
 from rpcsvc.settlement.onchain.monero.records import (
-    MoneroOptions,
     MoneroPayment,
     MoneroPaymentOrder,
     MoneroPaymentState,
@@ -31,11 +30,12 @@ from rpcsvc.settlement.onchain.monero.records import (
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Balance, Output, SubaddressIndex
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import monero_options
 from tests.logs import captured
 from tests.sandbox import ManualClock
 
 XMR = 10**12
-OPTIONS = MoneroOptions(nettype="fakechain")
+OPTIONS = monero_options(nettype="fakechain")
 
 
 def output(number: int, units: int, minor: int = 0, *, unlocked: bool = True) -> Output:

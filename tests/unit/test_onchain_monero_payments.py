@@ -35,7 +35,6 @@ from rpcsvc.settlement.onchain.monero.monerod import (
 )
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.records import (
-    MoneroOptions,
     MoneroPayment,
     MoneroPaymentOrder,
     MoneroPaymentState,
@@ -51,13 +50,14 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletCode,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import monero_options
 from tests.recording import sign
 from tests.sandbox import ManualClock
 
 XMR = 10**12
 FEE = 1000
 OWN = "4primary"
-OPTIONS = MoneroOptions(nettype="fakechain", settled_after=3, failed_after=5, highest_fee=FEE)
+OPTIONS = monero_options(nettype="fakechain", settled_after=3, failed_after=5, highest_fee=FEE)
 MINUTE_MS = 60_000
 GOOD = AddressCheck(valid=True, integrated=False, subaddress=False, nettype="mainnet")
 SHORT_OF_MONEY = (

@@ -9,8 +9,8 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
-from rpcsvc.settlement.onchain.evm.records import EvmOptions
 from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit, UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
@@ -34,7 +34,7 @@ class NotingAdapter(EvmAdapter):
         anything = cast("Any", None)
         ledgers = Ledgers(anything, anything, ledger, anything)
         switch = PauseSwitch(Path())
-        super().__init__([], anything, anything, ledgers, ManualClock(), EvmOptions(), switch)
+        super().__init__([], anything, anything, ledgers, ManualClock(), OnchainSettings(), switch)
         well = Mock(conditions=AsyncMock(return_value=[]))
         self.networks = dict.fromkeys(("arbitrum", "base"), well)
 

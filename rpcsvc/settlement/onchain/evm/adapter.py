@@ -30,6 +30,7 @@ from rpcsvc.orders.ports.wallets import (
     NetworkState,
     Observation,
 )
+from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.adapter import ChainAdapter, ServedNetwork, each_of, together
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, RpcFailure
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
@@ -41,7 +42,7 @@ from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
-from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
 from rpcsvc.settlement.onchain.pause import PauseSwitch
@@ -344,15 +345,15 @@ class EvmAdapter(ChainAdapter):
         keys: HdKeys,
         ledgers: Ledgers,
         clock: Clock,
-        options: EvmOptions,
+        settings: OnchainSettings,
         switch: PauseSwitch,
     ) -> None:
         self._chains = chains
         self._unrecorded = ledgers.unrecorded
-        self._test_networks = options.test_networks
-        self._addresses = EvmAddressPool(keys, ledgers.deposits, options)
+        self._is_test = settings.has_test_networks
+        self._addresses = EvmAddressPool(keys, ledgers.deposits, settings.usdc_addresses)
         prices = {node.network.name: node.coin_price for node in nodes}
-        self.gas_budget = GasBudget(options.authorization_gas, prices, ledgers.payments, clock)
+        self.gas_budget = GasBudget(settings.authorization_gas, prices, ledgers.payments, clock)
         self.networks: Mapping[str, EvmNetworkAdapter] = {
             node.network.name: EvmNetworkAdapter(
                 node, keys, ledgers, self.gas_budget, clock, switch
@@ -416,7 +417,7 @@ class EvmAdapter(ChainAdapter):
     @override
     def names(self, chain: str) -> NetworkNames:
         known = self._chains.resolve(chain)
-        return NetworkNames.of_usdc(known, is_test=self._test_networks)
+        return NetworkNames.of_usdc(known, is_test=self._is_test)
 
     # --- deposits ------------------------------------------------------------------------------
 
