@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import orjson
 import pytest
@@ -53,12 +54,16 @@ def test_payout_fee_is_of_its_asset_and_refund_fee_of_deposit(tmp_path: Path) ->
     assert (back.payout, back.refund) == (1, len("arbitrum"))
 
 
+def unstarted() -> MoneroAdapter:
+    """An XMR adapter that has asked nobody."""
+    here = DaemonEndpoint("node", "http://127.0.0.1:1", serial=True)
+    node, wallet, ledger = MonerodClient(here), WalletClient(here), cast("Any", None)
+    return MoneroAdapter(node, wallet, ledger, ManualClock(), monero_options())
+
+
 @pytest.mark.parametrize(("units", "blocks"), [(1, 10), (50 * 10**12, 20)])
 def test_swap_time_has_the_confirmations_of_its_amount(units: int, blocks: int) -> None:
-    here = DaemonEndpoint("node", "http://127.0.0.1:1", serial=True)
-    monero = MoneroAdapter(
-        MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), monero_options()
-    )
+    monero = unstarted()
     arbitrum = FakeAdapter(USDC, "arbitrum", Verdict(Outcome.PENDING))
     adapters = cast("Any", (monero, arbitrum))
     engine = OnchainEngine(adapters, cast("Any", None), floors=FLOORS, poll_ms=10)
@@ -83,14 +88,23 @@ async def test_network_whose_deposits_are_not_seen_is_down(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("wrong", ["problem", "lag"])
 def test_monero_is_down_while_its_node_or_wallet_is(wrong: str) -> None:
-    here = DaemonEndpoint("node", "http://127.0.0.1:1", serial=True)
-    monero = MoneroAdapter(
-        MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), monero_options()
-    )
+    monero = unstarted()
     monero._connection.problem = None
     assert monero.state().is_up
     setattr(monero._connection, wrong, "the node gives no answer")
     assert not monero.state().is_up
+
+
+async def test_monero_shows_its_first_fault_and_all_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monero = unstarted()
+    unpaid = AsyncMock(return_value=faults("a payment is overdue"))
+    monkeypatch.setattr(monero.payments, "conditions", unpaid)
+    monero._inventory._postponed = "a split waits"
+    monero._recovery._refused = "the node does not relay"
+    shown = notes("the node does not relay", "a split waits")
+    assert await monero.conditions() == [*faults("not started"), *shown]
+    monero._connection.problem = None
+    assert await monero.conditions() == [*faults("no deposit address is left"), *shown]
 
 
 async def test_each_side_acknowledges_its_own_deposits(tmp_path: Path) -> None:
