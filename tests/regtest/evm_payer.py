@@ -132,6 +132,11 @@ class EvmPayer:
         await self.controls.mine(self.network.settled_after)
         return await self.payments.look_up(transfer)
 
+    async def require_settled(self, transfer: Transfer) -> None:
+        """Wait until it is mined, and raise AssertionError unless it settles."""
+        await mined(self.token.client, transfer.txid or "")
+        assert (await self.settle(transfer)).outcome is Outcome.SETTLED
+
     async def payment(self, transfer: Transfer) -> EvmPayment:
         found = await self.ledger.payment(transfer.transfer_id)
         assert found is not None

@@ -61,8 +61,7 @@ async def test_reorged_payout_is_resent_with_the_same_bytes(
     assert await payer.token.balance(USER) == 0
     payer.clock.now += MINUTE_MS
     await payer.upkeep.maintain()
-    await mined(payer.token.client, transfer.txid or "")
-    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.require_settled(transfer)
     assert len((await payer.payment(transfer)).attempts) == 1
     assert await payer.token.balance(USER) == USDC
 
@@ -232,8 +231,7 @@ async def test_payout_whose_usdc_returns_first_pays_by_the_same_bytes(
     transfer = await without_funding(payer, settled=settled)
     await payer.token.mint(HOT, 1000 * USDC)
     await payer.upkeep.maintain()
-    await mined(payer.token.client, transfer.txid or "")
-    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.require_settled(transfer)
     await payer.upkeep.maintain()
     assert await payer.payments.conditions() == []
     assert await payer.token.balance(USER) == 1500 * USDC
@@ -334,8 +332,7 @@ async def test_taken_nonce_freed_by_a_reorg_is_used(
     await payer.controls.reorganise(1)
     await payer.controls.mine(2)
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
-    await mined(payer.token.client, transfer.txid or "")
-    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.require_settled(transfer)
     assert await payer.token.balance(USER) == USDC
 
 
