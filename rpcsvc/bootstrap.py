@@ -418,7 +418,7 @@ def _policy(settings: Settings) -> Policy:
             address_orders_a_day=orders.address_orders_a_day,
             address_authorizations_a_day=orders.address_authorizations_a_day,
         ),
-        rate_rule=RateRule(settings.rates.max_spread_bps, settings.rates.max_age_seconds * 1000),
+        rate_rule=RateRule(settings.rates.max_spread_bps, settings.rates.max_age_ms),
         reservable=settings.upstream.reservable_usd * ONE_USDC,
         lock_break_bps=orders.lock_break_bps,
     )

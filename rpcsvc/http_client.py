@@ -63,9 +63,7 @@ class ReplyTooLarge(ReplyLost):
 
 
 class HttpRequest(Struct, frozen=True):
-    """A request. ``seconds`` bounds the whole exchange, ``connect_seconds`` the connection. ``tls``
-    None: the system's certificates.
-    """
+    """A request. ``seconds`` bounds the whole exchange, ``connect_seconds`` the connection."""
 
     method: str
     url: str
@@ -74,7 +72,6 @@ class HttpRequest(Struct, frozen=True):
     body: bytes | None = None
     headers: Mapping[str, str] | None = None
     connect_seconds: float | None = None
-    tls: SSLContext | None = None
 
 
 class HttpReply(Struct, frozen=True):
@@ -120,7 +117,7 @@ async def exchange(
                 headers=request.headers,
                 timeout=ClientTimeout(total=None, connect=request.connect_seconds),
                 allow_redirects=False,
-                ssl=request.tls or system_trust(request.url),
+                ssl=system_trust(request.url),
             ) as response,
         ):
             look_at_head(response)

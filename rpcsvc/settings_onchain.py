@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, SecretStr
 
 from rpcsvc.domain.chains import ChainRegistry, load_chains
-from rpcsvc.domain.money import decimal_pattern
+from rpcsvc.domain.money import USDC, as_units, decimal_pattern
 from rpcsvc.errors import SettingsError
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
@@ -94,6 +94,16 @@ class OnchainSettings(Group):
     audit_seconds: Annotated[int, integer_in(0, DAY)] = 600
     pause_on_difference: Flag = True
 
+    @property
+    def authorization_gas(self) -> int:
+        """USDC units that gas for signed authorizations may cost in 24 hours."""
+        return int(as_units(self.authorization_gas_usd, USDC))
+
+    @property
+    def has_test_networks(self) -> bool:
+        """Whether the EVM side is of test networks: test XMR must not be swapped for real USDC."""
+        return self.monero_network in ("stagenet", "testnet")
+
 
 class InventorySettings(Group):
     """Targets by which ``rpcsvc treasury plan`` proposes moves (treasury/wallets.py), and addresses
@@ -125,6 +135,11 @@ class RatesSettings(Group):
     quorum: Annotated[int, integer_in(1, 20)] = 2
     max_spread_bps: Annotated[int, integer_in(1, 5_000)] = 150
     every_seconds: Annotated[int, integer_in(1, DAY)] = 10
+
+    @property
+    def max_age_ms(self) -> int:
+        """The age of the oldest price that counts."""
+        return self.max_age_seconds * 1000
 
 
 def read_chains(configured: Path | None) -> ChainRegistry:

@@ -148,6 +148,13 @@ class Placed:
         answer = await self.ask_for_refund(address, session_id)
         return answer["data"].get("refundAddress")
 
+    async def settle_payout(self) -> dict[str, Any]:
+        """The status after all payouts; raise AssertionError unless the order is completed."""
+        await self._sandbox.settle()
+        answer = await self.status()
+        assert answer["state"] == "completed"
+        return answer
+
     async def settle_refund(self, direction: str) -> dict[str, Any]:
         """The status after a refund; one of XMR is given an address first."""
         await self._sandbox.settle()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -193,15 +193,7 @@ class Sample(NamedTuple):
     as_of: ClockReading
 
 
-class Agreement(Struct, frozen=True):
-    """When samples make a price: how old, how many, how far apart (1/10,000 of the median)."""
-
-    max_age_ms: int
-    quorum: int
-    max_spread_bps: int
-
-
-def agree(samples: Mapping[str, Sample], now: ClockReading, rule: Agreement) -> Rate:
+def agree(samples: Mapping[str, Sample], now: ClockReading, rule: RatesSettings) -> Rate:
     """The median of the fresh samples, as of the oldest of them. Raises errors.Unavailable.
 
     Of an even number it is the lower of the two in the middle: nothing is made up between them.
@@ -210,7 +202,7 @@ def agree(samples: Mapping[str, Sample], now: ClockReading, rule: Agreement) -> 
     if len(fresh) < rule.quorum:
         raise Unavailable(
             f"There is no fresh rate: {len(fresh)} of {rule.quorum} sources answered in the last"
-            f" {rule.max_age_ms // 1000} s. Try again later.",
+            f" {rule.max_age_seconds} s. Try again later.",
             retry_after=_RETRY_SECONDS,
         )
     prices = sorted(s.usdc_per_xmr for s in fresh.values())
@@ -241,9 +233,8 @@ class MedianRate(RateSource):
         self,
         sources: Sequence[PriceSource],
         clock: Clock,
-        rule: Agreement,
+        rule: RatesSettings,
         *,
-        every_ms: int,
         steady: Callable[[], int] = steady_ms,
     ) -> None:
         if not 1 <= rule.quorum <= len(sources):
@@ -254,7 +245,6 @@ class MedianRate(RateSource):
         self._sources = tuple(sources)
         self._clock = clock
         self._rule = rule
-        self._every_ms = every_ms
         self._steady = steady
         self._samples: dict[str, Sample] = {}
         self._failing: set[str] = set()
@@ -273,12 +263,12 @@ class MedianRate(RateSource):
     def _now(self) -> ClockReading:
         return ClockReading(self._clock.now_ms(), self._steady())
 
-    async def run(self) -> None:
+    async def run(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Ask every source, again and again, until cancelled."""
         async with ClientSession() as session:
             while True:
                 await self.refresh(session)
-                await asyncio.sleep(self._every_ms / 1000)
+                await pause(self._rule.every_seconds)
 
     async def refresh(self, session: ClientSession) -> None:
         """Ask every source once, all at the same time."""
@@ -333,10 +323,8 @@ def rate_source(settings: RatesSettings, clock: Clock) -> Rates:
     """The source. Raises SettingsError."""
     if settings.fixed_usdc_per_xmr is not None:
         return Rates(FixedRate(parse_amount(settings.fixed_usdc_per_xmr, USDC).units, clock), None)
-    rule = Agreement(settings.max_age_seconds * 1000, settings.quorum, settings.max_spread_bps)
     try:
-        sources = [ticker(text) for text in settings.sources]
-        median = MedianRate(sources, clock, rule, every_ms=settings.every_seconds * 1000)
+        median = MedianRate([ticker(text) for text in settings.sources], clock, settings)
     except ValueError as error:
         raise SettingsError([f"rates: {error}"]) from error
     return Rates(median, median.run, median.spread_bps)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.contract.serving import EVM, MONERO, Answer, Served
+from tests.e2e.processes import until
 
 TABLES: dict[str, dict[str, str]] = json.loads(
     (Path(__file__).parent / "data" / "bff_tables.json").read_text()
@@ -48,6 +49,17 @@ def check(table: str, value: Any) -> None:
     assert set(wanted) - optional <= set(value) <= set(wanted), table
     for name, found in value.items():
         _check_field(wanted[name].rstrip("?"), found, f"{table}.{name}")
+
+
+async def until_completed(served: Served, path: str, table: str) -> dict[str, Any]:
+    """Return the order or bridge order at ``path`` once it is completed; check each answer."""
+
+    async def completed() -> dict[str, Any] | None:
+        found: dict[str, Any] = (await call(served, "GET", path)).body
+        check(table, found)
+        return found if found["status"] == "completed" else None
+
+    return await until(completed)
 
 
 def _check_field(kind: str, found: Any, where: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NamedTuple
 
+from tests.contract.following import until_status
 from tests.contract.serving import EVM, MONERO, Served
 
 X2U = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
@@ -45,13 +46,8 @@ async def status_of(served: Served, order: Ordered) -> Json:
 
 
 async def until(served: Served, order: Ordered, **wanted: Any) -> Json:
-    """The status answer once its fields, or those of its order, have the wanted values."""
-    async with asyncio.timeout(60):
-        while True:
-            data = await status_of(served, order)
-            if all({**data, **data["order"]}[name] == value for name, value in wanted.items()):
-                return data
-            await asyncio.sleep(0.02)
+    """Return the data of the status answer once its fields are as wanted."""
+    return dict((await until_status(served, order.order_id, **wanted))["data"])
 
 
 async def until_paid_out(served: Served, order: Ordered) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rpcsvc.orders.waits import Waits
 from tests.contract.serving import SWAP, Served
+from tests.e2e.processes import until
 
 Json = dict[str, Any]
 
@@ -25,22 +26,30 @@ async def status(served: Served, order_id: str, **query: Any) -> Json:
     return dict((await served.http("GET", f"/agent/swap/status/{order_id}", params=query)).body)
 
 
+async def until_status(served: Served, order_id: str, **wanted: Any) -> Json:
+    """Return the status answer once its fields, or those of its data or order, are as wanted."""
+
+    async def as_wanted() -> Json | None:
+        answer = await status(served, order_id)
+        fields = {**answer, **answer["data"], **answer["data"]["order"]}
+        return answer if all(fields[name] == value for name, value in wanted.items()) else None
+
+    return await until(as_wanted)
+
+
 def count_waiting(waits: Waits) -> int:
     return sum(waits.counts.values())
 
 
 async def until_waiting(waits: Waits, count: int = 1) -> None:
-    while True:
-        if count_waiting(waits) >= count:
-            return
-        await asyncio.sleep(0.01)
+    async def as_many() -> bool:
+        return count_waiting(waits) == count
+
+    await until(as_many)
 
 
 async def until_none_waits(served: Served) -> None:
-    while True:
-        if not count_waiting(served.up.service.waits):
-            return
-        await asyncio.sleep(0.01)
+    await until_waiting(served.up.service.waits, 0)
 
 
 async def followed(served: Served, order_id: str, last: str) -> list[Json]:

@@ -10,8 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.contract.bff import ORDER, call, check, post
+from tests.contract.following import status, until_status
 from tests.contract.serving import EVM, MONERO, SWAP, Served, serving
 from tests.contract.sidecar import SWAPS, beside, upstream_id
+from tests.e2e.processes import until
 from tests.rows import all_rows
 
 OTHER_SESSION = "9a1f0b52-3c4d-4e6f-8a7b-1c2d3e4f5a6b"
@@ -26,15 +28,6 @@ async def ordered(served: Served, swap: Json = SWAP) -> Json:
 
 async def cancel(served: Served, owned: Json) -> Json:
     return dict((await served.rpc("swap.cancel", owned)).body["result"])
-
-
-async def until_status(served: Served, order_id: str, *statuses: str) -> Json:
-    async with asyncio.timeout(60):
-        while True:
-            answer = (await served.http("GET", f"/agent/swap/status/{order_id}")).body
-            if answer["data"]["order"]["status"] in statuses:
-                return dict(answer)
-            await asyncio.sleep(0.02)
 
 
 async def test_cancel_ends_an_unfunded_order(served: Served) -> None:
@@ -93,14 +86,14 @@ async def test_cancel_leaves_a_funded_order_alone(served: Served) -> None:
     owned = await ordered(served)
     await served.post("/sandbox/fault", {"fault": "pause_blocks"})
     await served.post("/sandbox/fund", {"orderId": owned["orderId"], "amount": "0.1"})
-    await until_status(served, owned["orderId"], "deposit_detected")
+    await until_status(served, owned["orderId"], status="deposit_detected")
     path = f"/agent/swap/cancel/{owned['orderId']}"
     answer = await served.post(path, {"sessionId": owned["sessionId"]})
     assert (answer.status, answer.body["error"]["code"]) == (409, "order_not_cancellable")
     assert answer.body["error"]["details"] == {"status": "deposit_detected"}
     await served.post("/sandbox/fault", {"fault": "resume_blocks"})
     await served.post("/sandbox/fund", {"orderId": owned["orderId"]})
-    done = await until_status(served, owned["orderId"], "completed")
+    done = await until_status(served, owned["orderId"], status="completed")
     assert done["data"]["outcome"] == "completed"
     over = await cancel(served, owned)
     assert over["error"]["details"] == {"status": "completed"}
@@ -111,14 +104,15 @@ async def test_a_deposit_after_cancellation_is_refunded(served: Served) -> None:
     owned = await ordered(served, swap)
     assert (await cancel(served, owned))["ok"]
     await served.post("/sandbox/fund", {"orderId": owned["orderId"], "amount": "150"})
-    async with asyncio.timeout(60):
-        while True:
-            seen = (await served.http("GET", f"/agent/swap/status/{owned['orderId']}")).body
-            transfers = seen["data"]["transfers"]
-            if transfers and transfers[0]["status"] == "settled":
-                break
-            await asyncio.sleep(0.02)
-    assert [transfer["kind"] for transfer in transfers] == ["refund"]
+
+    async def settled() -> Json | None:
+        seen = await status(served, owned["orderId"])
+        return (
+            seen if [each["status"] for each in seen["data"]["transfers"]] == ["settled"] else None
+        )
+
+    seen = await until(settled)
+    assert [transfer["kind"] for transfer in seen["data"]["transfers"]] == ["refund"]
     assert seen["data"]["order"]["status"] == "expired"
 
 
@@ -169,10 +163,10 @@ async def test_sidecar_reports_a_deposit_that_its_upstream_saw(tmp_path: Path) -
         there = await upstream_id(sidecar, owned["orderId"])
         await central.post("/sandbox/fault", {"fault": "pause_blocks"})
         await central.post("/sandbox/fund", {"orderId": there})
-        await until_status(central, there, "deposit_detected")
+        await until_status(central, there, status="deposit_detected")
         answer = await cancel(sidecar, owned)
         assert answer["error"]["code"] == "order_not_cancellable"
-        await until_status(sidecar, owned["orderId"], "deposit_detected")
+        await until_status(sidecar, owned["orderId"], status="deposit_detected")
 
 
 @pytest.mark.parametrize("swap", list(SWAPS))

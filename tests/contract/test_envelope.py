@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from datetime import datetime
@@ -17,6 +16,7 @@ from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.dispatch import code_of
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from tests.contract.error_codes import all_errors
+from tests.contract.following import until_status
 from tests.contract.serving import EVM, MONERO, SWAP, UNKNOWN_ORDER, Served, split_path
 
 KEYS = ["ok", "operation", "state", "missingInputs", "validationErrors", "nextActions", "data"]
@@ -37,15 +37,6 @@ async def over_both(served: Served, name: str, params: Any) -> list[dict[str, An
     else:
         answers.append((await served.post(path, rest)).body)
     return answers
-
-
-async def until(served: Served, order_id: str, state: str) -> dict[str, Any]:
-    """The status answer once the order is in ``state``."""
-    async with asyncio.timeout(180):
-        while True:
-            answer = (await served.http("GET", f"/agent/swap/status/{order_id}")).body
-            if answer["state"] == state:
-                return dict(answer)
 
 
 async def ordered(served: Served, params: dict[str, Any] | None = None) -> str:
@@ -95,14 +86,14 @@ async def test_a_failure_is_an_envelope_and_an_error_envelope_at_once(
 
 async def test_status_reports_each_row_of_the_state_table(served: Served) -> None:
     order_id = await ordered(served)
-    waiting = await until(served, order_id, "waiting_for_funding")
+    waiting = await until_status(served, order_id, state="waiting_for_funding")
     assert waiting["data"]["order"]["onDeadline"] == "expire"
     await served.post("/sandbox/fault", {"fault": "pause_blocks"})
     await served.post("/sandbox/fund", {"orderId": order_id})
-    detected = await until(served, order_id, "deposit_detected")
+    detected = await until_status(served, order_id, state="deposit_detected")
     assert detected["data"]["order"]["deadlineAt"]
     await served.post("/sandbox/fault", {"fault": "resume_blocks"})
-    done = await until(served, order_id, "completed")
+    done = await until_status(served, order_id, state="completed")
     assert done["data"]["outcome"] == "completed"
     assert "deadlineAt" not in done["data"]["order"]
 
@@ -112,7 +103,7 @@ async def test_unfunded_order_ends_as_failure_and_offers_a_ticket(
 ) -> None:
     order_id = await ordered(served)
     await served.post("/sandbox/fault", {"fault": "advance_clock", "seconds": 86_400})
-    ended = await until(served, order_id, "terminal_failure")
+    ended = await until_status(served, order_id, state="terminal_failure")
     assert ended["data"]["outcome"] == "expired"
     (ticket,) = [action for action in ended["nextActions"] if "operation" in action]
     for answer in await over_both(served, ticket["operation"], ticket["params"]):

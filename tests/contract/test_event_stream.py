@@ -16,7 +16,14 @@ from rpcsvc.domain.reservations import SOCKET
 from rpcsvc.operations import events as events_module
 from rpcsvc.orders.waits import Waits
 from rpcsvc.store.changes import HistoryEntry
-from tests.contract.following import count_waiting, events, followed, ordered, until_waiting
+from tests.contract.following import (
+    count_waiting,
+    events,
+    followed,
+    ordered,
+    until_none_waits,
+    until_waiting,
+)
 from tests.contract.serving import UNKNOWN_ORDER, Served, serving
 
 Json = dict[str, Any]
@@ -46,19 +53,11 @@ def blocks(text: str) -> list[list[str]]:
     return [block.splitlines() for block in text.split("\n\n")[:-1]]
 
 
-async def until(served: Served, count: int) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            if count_waiting(served.up.service.waits) == count:
-                return
-            await asyncio.sleep(0.01)
-
-
 async def test_stream_sends_every_event_of_a_swap_and_ends(served: Served) -> None:
     order_id = await ordered(served)
     stream = await opened(served, order_id)
     reading = asyncio.create_task(read(stream))
-    await until(served, 1)
+    await until_waiting(served.up.service.waits)
     await served.post("/sandbox/fund", {"orderId": order_id})
     async with asyncio.timeout(60):
         seen = await reading
@@ -67,7 +66,7 @@ async def test_stream_sends_every_event_of_a_swap_and_ends(served: Served) -> No
     assert stream.content_type == "text/event-stream"
     assert stream.headers["cache-control"].startswith("no-store")
     assert "x-service-signature" not in stream.headers
-    await until(served, 0)
+    await until_none_waits(served)
 
 
 async def test_stream_resumes_after_the_last_event_to_the_end(
@@ -130,10 +129,10 @@ async def test_events_are_json_for_who_takes_json(served: Served, accept: str) -
 async def test_dropped_stream_ends_at_once_and_leaves_the_order(served: Served) -> None:
     order_id = await ordered(served)
     stream = await opened(served, order_id)
-    await until(served, 1)
+    await until_waiting(served.up.service.waits)
     began = time.monotonic()
     stream.close()
-    await until(served, 0)
+    await until_none_waits(served)
     assert time.monotonic() - began < 5
     await served.post("/sandbox/fund", {"orderId": order_id})
     await followed(served, order_id, "transfer.settled")
@@ -145,16 +144,16 @@ async def test_dropped_long_poll_ends_at_once(served: Served, name: str) -> None
     path = f"/agent/swap/{name}/{order_id}"
     query = {"after": 1, "waitSec": 25} if name == "events" else {"waitSec": 25}
     waiting = asyncio.create_task(served.http("GET", path, params=query))
-    await until(served, 1)
+    await until_waiting(served.up.service.waits)
     waiting.cancel()
-    await until(served, 0)
+    await until_none_waits(served)
     assert (await events(served, order_id))["ok"]
 
 
 async def test_stop_ends_streams(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         stream = await opened(served, await ordered(served))
-        await until(served, 1)
+        await until_waiting(served.up.service.waits)
         served.up.service.waits.end()
         assert [event["type"] for event in await read(stream)] == ["order.created"]
 
@@ -168,7 +167,7 @@ async def test_streams_of_one_client_are_bounded(tmp_path: Path) -> None:
         assert int(refused.headers["retry-after"]) > 0
         assert (await events(served, order_id))["ok"]
         streams[0].close()
-        await until(served, 1)
+        await until_waiting(served.up.service.waits)
         again = await opened(served, order_id)
         assert again.status == 200
         for stream in (streams[1], again):

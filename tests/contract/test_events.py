@@ -149,13 +149,13 @@ def tool_call(order_id: str) -> Json:
     return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
 
 
-@pytest.mark.parametrize("path", ["/rpc", "/mcp"])
-async def test_wait_in_json_rpc_ends_with_its_caller(served: Served, path: str) -> None:
+@pytest.mark.parametrize(("path", "count"), [("/rpc", 2), ("/mcp", 1)])
+async def test_wait_in_json_rpc_ends_with_its_caller(served: Served, path: str, count: int) -> None:
     order_id, waits = await ordered(served), served.up.service.waits
-    message: Any = tool_call(order_id) if path == "/mcp" else [wait_of(order_id)] * 2
+    message: Any = tool_call(order_id) if path == "/mcp" else [wait_of(order_id)] * count
     waiting = asyncio.create_task(served.raw(json.dumps(message).encode(), path))
     async with asyncio.timeout(15):
-        await until_waiting(waits)
+        await until_waiting(waits, count)
         waiting.cancel()
         await until_none_waits(served)
     assert (await status(served, order_id))["ok"]

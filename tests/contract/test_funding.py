@@ -30,7 +30,7 @@ from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.orders.waits import Waits
 from rpcsvc.settlement.sandbox.engine import SimulatedAuthorizations
 from rpcsvc.store.authorizations import AuthorizationRecord, AuthorizationStore
-from tests.contract.following import count_waiting
+from tests.contract.following import count_waiting, until_status
 from tests.contract.paying import (
     PAYER,
     X402_CLIENT,
@@ -181,7 +181,7 @@ async def test_payment_of_more_than_is_due_is_refused(served: Served) -> None:
     order_id = await new_order(served)
     early = header(await signed(await offered(served, order_id)))
     await served.post("/sandbox/fund", {"orderId": order_id, "amount": "50"})
-    await until_due(served, order_id, "100")
+    await until_status(served, order_id, amountDue="100")
     too_much = await fund(served, order_id, **early)
     assert (too_much.status, too_much.body["error"]["code"]) == (402, "payment_refused")
     rest = too_much.body["error"]["details"]["paymentRequired"]
@@ -190,15 +190,6 @@ async def test_payment_of_more_than_is_due_is_refused(served: Served) -> None:
     order = await finished(served, order_id)
     assert (order["state"], len(order["data"]["deposits"])) == ("completed", 2)
     assert sorted(units for _, units in debits(served)) == [50_000_000, 100_000_000]
-
-
-async def until_due(served: Served, order_id: str, amount: str) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            status = await served.http("GET", f"/agent/swap/status/{order_id}")
-            if status.body["data"]["amountDue"] == amount:
-                return
-            await asyncio.sleep(0.05)
 
 
 async def test_malformed_payment_is_a_bad_request(served: Served) -> None:
@@ -562,7 +553,7 @@ async def test_bff_asks_for_nothing_while_signed_payment_is_under_way(
 ) -> None:
     network, order_id = SlowNetwork(monkeypatch), await new_order(served)
     await served.post("/sandbox/fund", {"orderId": order_id, "amount": "50"})
-    await until_due(served, order_id, "100")
+    await until_status(served, order_id, amountDue="100")
     await served.rpc("sandbox.fault", {"fault": "funding_fails", "orderId": order_id})
     before = await in_bff(served, order_id)
     payment = header(await signed(await offered(served, order_id)))

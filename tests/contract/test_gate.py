@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 import stat
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from rpcsvc.http.gate import WrongTokens
 from rpcsvc.operations.table import OPERATIONS
@@ -24,6 +19,7 @@ from tests.contract import bff
 from tests.contract.processes import free_port, process
 from tests.contract.serving import SWAP, TOKEN, Served, serving
 from tests.logs import logs_of
+from tests.receiver import make_certificates
 
 PROXIED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "https"}
 
@@ -411,35 +407,8 @@ async def test_the_socket_asks_for_no_token_and_is_for_its_owner_only(
         assert (await child.ended())[0] == 0
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    cert = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    cert_file, key_file = folder / "cert.pem", folder / "key.pem"
-    cert_file.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return cert_file, key_file
-
-
 async def test_https_is_served_with_a_certificate_and_a_key(tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
+    authority, chain = make_certificates(tmp_path)
     port = free_port()
     arguments = [
         "serve",
@@ -448,14 +417,14 @@ async def test_https_is_served_with_a_certificate_and_a_key(tmp_path: Path) -> N
         "--data-dir",
         str(tmp_path / "d"),
         "--tls-cert",
-        str(cert),
+        str(chain),
     ]
-    async with process(*arguments, "--tls-key", str(key)) as child:
+    async with process(*arguments, "--tls-key", str(chain)) as child:
         await child.logged("serving")
-        trust = ssl.create_default_context(cafile=str(cert))
+        trust = ssl.create_default_context(cafile=str(authority))
         async with (
             aiohttp.ClientSession() as session,
-            session.get(f"https://localhost:{port}/readyz", ssl=trust) as response,
+            session.get(f"https://127.0.0.1:{port}/readyz", ssl=trust) as response,
         ):
             assert response.status == 200
 

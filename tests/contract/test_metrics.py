@@ -22,7 +22,7 @@ from rpcsvc.serving import web_app
 from rpcsvc.store.leases import Lease
 from rpcsvc.store.operator_books import OperatorBooks
 from tests.contract.checkout import Ordered, until_paid_out
-from tests.contract.following import until_waiting
+from tests.contract.following import until_status, until_waiting
 from tests.contract.serving import BACK, SWAP, TOKEN, EdgeServer, Served, serving
 
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -60,12 +60,7 @@ async def completed(served: Served) -> dict[str, Any]:
 
 async def finish(served: Served, order_id: str) -> None:
     await served.post("/sandbox/fund", {"orderId": order_id})
-    async with asyncio.timeout(30):
-        while True:
-            answer = await served.http("GET", f"/agent/swap/status/{order_id}")
-            if answer.body["state"] == "completed":
-                return
-            await asyncio.sleep(0.02)
+    await until_status(served, order_id, state="completed")
 
 
 async def test_metrics_count_a_whole_swap(served: Served) -> None:

@@ -16,7 +16,7 @@ from rpcsvc.cli.main import run
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import SettingsError, load_settings
-from rpcsvc.settlement.upstream.limits import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
+from rpcsvc.settlement.upstream.wiring import V1
 from rpcsvc.store.changes import Change, RelayRecord, RelayState
 from tests.contract import upstream_server as does
 from tests.contract.bff import ORDER, TO_XMR, post
@@ -450,18 +450,18 @@ async def test_status_is_served_from_the_store_and_the_limit_is_kept(
 
 
 async def test_the_published_limits_are_never_overstepped(api: V1Api, tmp_path: Path) -> None:
-    api.most_creations, api.most_calls = CREATIONS_PER_MINUTE, CALLS_PER_MINUTE
+    api.most_creations, api.most_calls = V1.creations_per_minute, V1.calls_per_minute
     async with service(api.server.url, tmp_path) as served:
         answers = await asyncio.gather(
             *(create(served, f"key {n}-0123456789abcdef") for n in range(8))
         )
         made = [answer for answer in answers if answer["ok"]]
-        assert len(made) == CREATIONS_PER_MINUTE
+        assert len(made) == V1.creations_per_minute
         for refused in (answer for answer in answers if not answer["ok"]):
             assert refused["error"]["code"] == "unavailable"
         assert sorted(states(served)) == ["created"] * 5 + ["refused"] * 3
-        assert api.sent("POST", "/v1/order") == CREATIONS_PER_MINUTE
-        assert len(api.server.seen) <= CREATIONS_PER_MINUTE + CALLS_PER_MINUTE
+        assert api.sent("POST", "/v1/order") == V1.creations_per_minute
+        assert len(api.server.seen) <= V1.creations_per_minute + V1.calls_per_minute
         again = await create(served, "key 0-0123456789abcdef")
         assert again["ok"] is answers[0]["ok"]
 
@@ -474,7 +474,7 @@ async def test_orders_are_made_and_followed_under_a_flood_of_quotes(
         params = {name: SWAP[name] for name in ("direction", "chain", "amount")}
 
         quotes = await asyncio.gather(
-            *(served.rpc("swap.quote", params) for _ in range(3 * CALLS_PER_MINUTE))
+            *(served.rpc("swap.quote", params) for _ in range(3 * V1.calls_per_minute))
         )
 
         refused = [quote for quote in quotes if not quote.body["result"]["ok"]]

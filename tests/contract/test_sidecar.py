@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,28 +13,15 @@ from rpcsvc.domain.order import OrderStatus, Report
 from rpcsvc.operations import bff
 from rpcsvc.operations.views import awaits_upstream_refund
 from rpcsvc.settlement.upstream.follower import Follower
-from tests.contract.bff import ORDER, call, check, post
+from tests.contract.bff import ORDER, call, check, post, until_completed
+from tests.contract.following import until_status
 from tests.contract.serving import EVM, Served, serving
 from tests.contract.sidecar import STAGENET, SWAPS, beside, upstream_id
+from tests.e2e.processes import until
 from tests.rows import all_rows
 from tests.sandbox import attested
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
-
-_ANY: Final = "any"
-
-
-async def until(
-    served: Served, order_id: str, *states: str, action_required: str | None = _ANY
-) -> dict[str, Any]:
-    async with asyncio.timeout(180):
-        while True:
-            answer = await served.rpc("swap.status", {"orderId": order_id})
-            data = answer.body["result"]
-            as_wanted = action_required in (_ANY, data["data"]["actionRequired"])
-            if data["state"] in states and as_wanted:
-                return dict(data)
-            await asyncio.sleep(0.02)
 
 
 async def test_checkout_url_is_of_the_sidecars_own_page(central: Served, tmp_path: Path) -> None:
@@ -67,7 +53,7 @@ async def test_a_swap_runs_through_both_to_its_end(
         assert order[field] == theirs[field]
     funded = await central.post("/sandbox/fund", {"orderId": at_central})
     assert funded.status == 200
-    done = await until(sidecar, order["orderId"], "completed")
+    done = await until_status(sidecar, order["orderId"], state="completed")
     theirs = (await call(central, "GET", f"/orders/{at_central}")).body
     for field in ("depositTxHash", "actualOutput", "refundTxHash", "errorMessage"):
         assert done["data"]["order"][field] == theirs[field]
@@ -96,7 +82,7 @@ async def test_an_order_that_ended_unpaid_at_the_upstream_is_pruned(
     made = (await sidecar.rpc("swap.execute", swap)).body["result"]["data"]["order"]
     late = {"fault": "advance_clock", "seconds": 2 * 3_600}
     assert (await central.post("/sandbox/fault", late)).status == 200
-    before = await until(sidecar, made["orderId"], "terminal_failure")
+    before = await until_status(sidecar, made["orderId"], state="terminal_failure")
     assert before["data"]["outcome"] == "expired"
     assert await sidecar.up.service.store.prune_unpaid(2**62, 0, 10) == 1
     assert (sidecar.count("idempotency_keys"), sidecar.count("status_views")) == (0, 0)
@@ -111,7 +97,7 @@ async def test_reduced_history_of_an_upstream_order_leaves_its_status(
     made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]["order"]
     at_central = await upstream_id(sidecar, made["orderId"])
     assert (await central.post("/sandbox/fund", {"orderId": at_central})).status == 200
-    before = await until(sidecar, made["orderId"], "completed")
+    before = await until_status(sidecar, made["orderId"], state="completed")
     for served in (central, sidecar):
         assert await served.up.service.store.reduce_history(2**62, 10) == 1
         assert (served.count("event_log"), served.count("status_views")) == (1, 0)
@@ -170,7 +156,7 @@ async def test_a_restart_goes_on_following(central: Served, tmp_path: Path) -> N
         at_central = await upstream_id(sidecar, order_id)
     await central.post("/sandbox/fund", {"orderId": at_central})
     async with beside(central, tmp_path / "sidecar") as sidecar:
-        done = await until(sidecar, order_id, "completed")
+        done = await until_status(sidecar, order_id, state="completed")
         assert done["data"]["order"]["actualOutput"]
 
 
@@ -183,12 +169,7 @@ async def test_an_order_in_chunks_shows_the_upstreams_progress(
     theirs = (await call(central, "GET", f"/orders/{at_central}")).body
     assert theirs["twap"]["chunksTotal"] == 2
     await central.post("/sandbox/fund", {"orderId": at_central})
-    async with asyncio.timeout(180):
-        while True:
-            ours = (await call(sidecar, "GET", f"/orders/{made['orderId']}")).body
-            if ours["status"] == "completed":
-                break
-            await asyncio.sleep(0.02)
+    ours = await until_completed(sidecar, f"/orders/{made['orderId']}", "Order")
     assert ours["twap"]["status"] == "completed"
     assert ours["twap"]["filledQty"] == 4
 
@@ -227,13 +208,7 @@ async def test_a_bridge_order_runs_through_both_to_its_end(
     assert (first["type"], first["status"]) == (way, "awaiting_deposit")
     at_central = await upstream_id(sidecar, order_id)
     await central.post("/sandbox/fund", {"orderId": at_central, "amount": amount})
-    async with asyncio.timeout(180):
-        while True:
-            ours = (await call(sidecar, "GET", f"/bridge/order/{order_id}")).body
-            check("Bridge order", ours)
-            if ours["status"] == "completed":
-                break
-            await asyncio.sleep(0.02)
+    ours = await until_completed(sidecar, f"/bridge/order/{order_id}", "Bridge order")
     theirs = (await call(central, "GET", f"/bridge/order/{at_central}")).body
     for field in ("type", "amount", "tx_in", "tx_out", "confirmations", "requiredConfirmations"):
         assert ours[field] == theirs[field], field
@@ -263,13 +238,15 @@ async def test_a_bridge_order_is_followed_until_its_refund_is_over(
 
 async def until_failed(served: Served, order_id: str, *, is_over: bool) -> dict[str, Any]:
     """The bridge order once it has failed and ``is_over`` holds."""
-    async with asyncio.timeout(180):
-        while True:
-            found: dict[str, Any] = (await call(served, "GET", f"/bridge/order/{order_id}")).body
-            if found["status"] == "failed" and (found["completed_at"] is not None or not is_over):
-                assert is_over or found["completed_at"] is None
-                return found
-            await asyncio.sleep(0.02)
+
+    async def failed() -> dict[str, Any] | None:
+        found: dict[str, Any] = (await call(served, "GET", f"/bridge/order/{order_id}")).body
+        if found["status"] != "failed" or (is_over and found["completed_at"] is None):
+            return None
+        assert is_over or found["completed_at"] is None
+        return found
+
+    return await until(failed)
 
 
 async def test_the_bridges_rates_are_the_upstreams(central: Served, sidecar: Served) -> None:
@@ -286,7 +263,7 @@ async def test_refund_address_given_to_a_sidecar_reaches_the_upstream(
     at_central = await upstream_id(sidecar, order_id)
     await central.post("/sandbox/fault", {"fault": "payout_fails", "orderId": at_central})
     await central.post("/sandbox/fund", {"orderId": at_central})
-    waits = await until(sidecar, order_id, "refunding")
+    waits = await until_status(sidecar, order_id, state="refunding")
     step = waits["nextActions"][0]
     assert step["action"] == "provide_refund_address"
     assert "swap.refundAddress" in step["description"]
@@ -297,7 +274,7 @@ async def test_refund_address_given_to_a_sidecar_reaches_the_upstream(
     mine = {**ticket, "sessionId": made["sessionId"]}
     owners = (await sidecar.rpc("support.create", mine)).body["result"]
     assert owners["data"]["refundAddress"] == {"accepted": True, "address": STAGENET}
-    ended = await until(sidecar, order_id, "terminal_failure")
+    ended = await until_status(sidecar, order_id, state="terminal_failure")
     assert ended["data"]["outcome"] == "refunded"
     assert ended["data"]["order"]["refundTxHash"]
     assert ended["data"]["order"]["refundAddress"] == STAGENET
@@ -320,9 +297,9 @@ async def test_late_deposit_is_refunded_after_a_sidecar_stops_polling(
     order_id = made["order"]["orderId"]
     at_central = await upstream_id(sidecar, order_id)
     await central.post("/sandbox/fund", {"orderId": at_central})
-    await until(sidecar, order_id, "completed")
+    await until_status(sidecar, order_id, state="completed")
     await central.post("/sandbox/fund", {"orderId": at_central, "amount": "0.8"})
-    await until(central, at_central, "completed", action_required="refund_address")
+    await until_status(central, at_central, state="completed", actionRequired="refund_address")
 
     ticket = {"message": "I paid again", "orderId": order_id, "sessionId": made["sessionId"]}
     other = (await sidecar.rpc("support.create", {**ticket, "walletAddress": EVM})).body["result"]
@@ -331,7 +308,7 @@ async def test_late_deposit_is_refunded_after_a_sidecar_stops_polling(
     given = (await sidecar.rpc("support.create", mine)).body["result"]
 
     assert given["data"]["refundAddress"] == {"accepted": True, "address": STAGENET}
-    await until(central, at_central, "completed", action_required=None)
+    await until_status(central, at_central, state="completed", actionRequired=None)
     order = await central.up.service.store.order(at_central)
     assert order is not None
     assert [refund.address for refund in order.refunds] == [STAGENET]

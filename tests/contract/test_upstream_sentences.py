@@ -14,7 +14,7 @@ from aiohttp import web
 
 from rpcsvc.domain.addresses import stagenet_subaddress
 from tests.contract import upstream_server as does
-from tests.contract.bff import ORDER, TO_USDC, call, check, post
+from tests.contract.bff import ORDER, TO_USDC, call, check, post, until_completed
 from tests.contract.relaying import LOST, changed, create, service, states
 from tests.contract.serving import EVM, Served, serving
 from tests.contract.upstream_server import Behaviour, UpstreamServer
@@ -167,13 +167,7 @@ async def test_chunked_order_has_the_spec_fields_at_a_sidecar(tmp_path: Path) ->
         order = await sidecar.up.service.store.order(made["orderId"])
         assert order is not None
         await central.post("/sandbox/fund", {"orderId": order.terms.upstream_id})
-        async with asyncio.timeout(180):
-            while True:
-                seen = (await call(sidecar, "GET", f"/orders/{made['orderId']}")).body
-                check("Order", seen)
-                if seen["status"] == "completed":
-                    break
-                await asyncio.sleep(0.02)
+        seen = await until_completed(sidecar, f"/orders/{made['orderId']}", "Order")
         assert seen["twap"]["status"] == "completed"
         listed = await call(sidecar, "GET", "/orders", params={"session": ORDER["sessionId"]})
         [item] = listed.body["orders"]

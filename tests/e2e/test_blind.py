@@ -49,9 +49,7 @@ async def test_a_part_that_came_in_time_while_its_node_was_down_counts(
         await order.fund(HALF[direction])
         await box.jump(2 * HOUR_MS)
         assert (await order.status())["state"] == "deposit_detected"
-    await box.settle()
-    answer = await order.status()
-    assert answer["state"] == "completed"
+    answer = await order.settle_payout()
     assert [each["use"] for each in answer["data"]["deposits"]] == ["payout", "payout"]
     assert [each["kind"] for each in answer["data"]["transfers"]] == ["payout"]
 

@@ -69,9 +69,7 @@ async def test_confirmations_needed_follow_what_has_arrived(
 async def test_an_exact_deposit_of_xmr_pays_out_the_quoted_usdc(box: Sandbox) -> None:
     order = await box.order("x2u")
     await order.fund()
-    await box.settle()
-    answer = await order.status()
-    assert answer["state"] == "completed"
+    answer = await order.settle_payout()
     assert transfers(answer) == [("payout", "131.29", "settled")]
     assert answer["data"]["order"]["actualOutput"] == "131290000"
 
@@ -79,9 +77,7 @@ async def test_an_exact_deposit_of_xmr_pays_out_the_quoted_usdc(box: Sandbox) ->
 async def test_an_exact_deposit_of_usdc_pays_out_the_quoted_xmr(box: Sandbox) -> None:
     order = await box.order("u2x")
     await order.fund()
-    await box.settle()
-    answer = await order.status()
-    assert answer["state"] == "completed"
+    answer = await order.settle_payout()
     assert transfers(answer) == [("payout", "0.904445454544", "settled")]
 
 
@@ -123,9 +119,7 @@ async def test_an_under_payment_may_be_topped_up(box: Sandbox, direction: str) -
     seen = await order.status()
     assert (seen["state"], seen["data"]["fundingInstructions"]) == ("deposit_detected", None)
     assert "attestation" not in seen["data"]["order"], "nobody is to pay that address any more"
-    await box.settle()
-    answer = await order.status()
-    assert answer["state"] == "completed"
+    answer = await order.settle_payout()
     assert uses(answer) == ["payout", "payout"]
 
 
@@ -138,9 +132,7 @@ async def test_an_under_payment_above_the_minimum_is_swapped_at_expiry(
     await box.settle()
     await box.fault("set_rate", rate="100")  # the quote's is locked
     await box.jump(HOUR_MS)
-    await box.settle()
-    answer = await order.status()
-    assert answer["state"] == "completed"
+    answer = await order.settle_payout()
     amount = {"x2u": "49.2025", "u2x": "0.361718181817"}[direction]
     assert transfers(answer) == [("payout", amount, "settled")]
 
@@ -318,9 +310,7 @@ async def test_a_payout_of_unknown_outcome_is_paid_exactly_once(
     order = await box.order(direction)
     await order.fault(fault)
     await order.fund()
-    await box.settle()
-    answer = await order.status()
-    assert answer["state"] == "completed"
+    answer = await order.settle_payout()
     assert len(answer["data"]["transfers"]) == 1
     to = answer["data"]["order"]["toAddress"]
     sent = all_rows(

@@ -14,7 +14,7 @@ from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Verdict
-from rpcsvc.settings_onchain import chains_toml
+from rpcsvc.settings_onchain import OnchainSettings, chains_toml
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
@@ -25,7 +25,6 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.records import (
     EvmNetwork,
-    EvmOptions,
     EvmPayment,
     EvmPaymentState,
     Inclusion,
@@ -35,6 +34,7 @@ from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
 from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import evm_network
 from tests.recording import Recorder
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token
@@ -55,7 +55,7 @@ LIVE = (EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED)
 
 
 def network_of(token: Token) -> EvmNetwork:
-    return EvmNetwork(
+    return evm_network(
         NETWORK, token.domain.chain_id, token.address, settled_after=3, failed_after=5,
         tracked_blocks=30, bump_after_ms=MINUTE_MS, sweep_units=USDC, sweep_batch=20,
     )  # fmt: skip
@@ -131,6 +131,11 @@ class EvmPayer:
         """Mine until it is deep enough to settle, and look it up."""
         await self.controls.mine(self.network.settled_after)
         return await self.payments.look_up(transfer)
+
+    async def require_settled(self, transfer: Transfer) -> None:
+        """Wait until it is mined, and raise AssertionError unless it settles."""
+        await mined(self.token.client, transfer.txid or "")
+        assert (await self.settle(transfer)).outcome is Outcome.SETTLED
 
     async def payment(self, transfer: Transfer) -> EvmPayment:
         found = await self.ledger.payment(transfer.transfer_id)
@@ -245,9 +250,8 @@ async def adapter_on(own: EvmPayer, network: EvmNetwork) -> AsyncIterator[EvmAda
     unrecorded = UnrecordedLedger(own.database)
     deposits, openings = EvmDepositLedger(own.database), OpeningLedger(own.database)
     ledgers = Ledgers(deposits, own.ledger, unrecorded, openings)
-    options = EvmOptions(pool_target=8, pool_low=4)
     chains = load_chains(chains_toml(None))
-    made = EvmAdapter([node], chains, KEYS, ledgers, own.clock, options, own.switch)
+    made = EvmAdapter([node], chains, KEYS, ledgers, own.clock, OnchainSettings(), own.switch)
     await made.start()
     await made.observe()
     try:

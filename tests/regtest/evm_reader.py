@@ -26,8 +26,9 @@ from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import EvmSubmission
-from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import evm_network
 from tests.recording import record_calls
 from tests.regtest.daemons import mined
 from tests.regtest.token import Token, contract_address
@@ -38,7 +39,6 @@ KEYS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter adv
 USERS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
 USER = USERS.signer(0)
 STRANGER = USERS.address(1)
-OPTIONS = EvmOptions(pool_target=8, pool_low=4)
 ETHER, USDC, SECOND = 10**18, 10**6, 1000
 States = dict[DepositKey, DepositState]
 
@@ -98,7 +98,7 @@ async def reader_on(
     await asyncio.to_thread(data_dir.mkdir, exist_ok=True)
     database = await SqliteDatabase.open(data_dir)
     ledger = EvmDepositLedger(database)
-    pool = EvmAddressPool(KEYS, ledger, OPTIONS)
+    pool = EvmAddressPool(KEYS, ledger, 8)
     await pool.load()
     await pool.refill()
     client = EvmClient(endpoint)
@@ -116,7 +116,7 @@ async def reader_on(
 
 
 def network_of(token: Token, **options: Any) -> EvmNetwork:
-    made = EvmNetwork(
+    made = evm_network(
         "arbitrum", 42161, token.address, confirmations=3, tracked_blocks=30, block_seconds=10
     )  # fmt: skip
     return replace(made, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD
-from tests.regtest.exchange import Exchange
+from tests.regtest.exchange import Exchange, reaches
 
 UP_SECONDS = 180
 _AMID_A_PASS = (
@@ -80,6 +80,19 @@ async def copy_of(stack: Exchange, to: Path) -> Path:
         return not amid
 
     await until(is_between_passes)
+    return to
+
+
+async def copy_before_payouts(stack: Exchange, at: Server, orders: Sequence[str], to: Path) -> Path:
+    """Return a copy that knows no payout of these orders, which payouts are paused for and which
+    are completed after it.
+    """
+    for order in orders:
+        await reaches(stack, at, order, "deposit_confirmed")
+    await copy_of(stack, to)
+    await command(stack, "payouts", "resume")
+    for order in orders:
+        await reaches(stack, at, order, "completed")
     return to
 
 

@@ -24,9 +24,10 @@ from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
-from rpcsvc.settlement.onchain.monero.records import MoneroOptions, Threshold
+from rpcsvc.settlement.onchain.monero.records import Threshold
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
+from tests.chain_options import evm_network, monero_options
 from tests.regtest.daemons import SPENDABLE_AGE, Miner, mined
 from tests.regtest.token import Token
 
@@ -40,7 +41,7 @@ NAME = "arbitrum"
 
 
 def network(token: Token, chain_id: int = 42161) -> EvmNetwork:
-    return EvmNetwork(NAME, chain_id, token.address, confirmations=3)
+    return evm_network(NAME, chain_id, token.address, confirmations=3)
 
 
 def fresh_address() -> str:
@@ -133,7 +134,7 @@ async def test_addresses_beyond_one_request_are_all_queried(token: Token) -> Non
 
 
 async def test_a_contract_that_is_no_token_is_unfit(token: Token) -> None:
-    nowhere = EvmNetwork(NAME, 42161, fresh_address(), confirmations=3)
+    nowhere = evm_network(NAME, 42161, fresh_address(), confirmations=3)
     reader = EvmReader(nowhere, token.client)
     with pytest.raises(Unfit, match="is no token"):
         await looked(reader, evm_books(await reader.head(), fresh_address()))
@@ -147,7 +148,7 @@ async def test_a_node_of_another_chain_is_unfit(token: Token, evm: EvmClient) ->
 # --- Monero ----------------------------------------------------------------------------------
 
 
-OPTIONS = MoneroOptions(nettype="fakechain", thresholds=(Threshold(0, 3), Threshold(XMR, 5)))
+OPTIONS = monero_options(nettype="fakechain", thresholds=(Threshold(0, 3), Threshold(XMR, 5)))
 
 
 def monero_books(primary: str, *payments: PaymentEntry) -> Books:

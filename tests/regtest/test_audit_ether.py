@@ -11,8 +11,8 @@ from rpcsvc.domain import usdc
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node_types import EvmSubmission
-from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.settlement.onchain.pause import PauseSwitch
+from tests.chain_options import evm_network
 from tests.regtest.commands import command
 from tests.regtest.daemons import mined
 from tests.regtest.exchange import ETHER, XMR, Exchange, create, reaches
@@ -34,7 +34,7 @@ class Hot:
     def __init__(self, token: Token) -> None:
         self.token = token
         self.signer = EvmSigner(system_random(32))
-        self.network = EvmNetwork(NAME, 42161, token.address, confirmations=3)
+        self.network = evm_network(NAME, 42161, token.address, confirmations=3)
         self.books = Books()
 
     async def begin(self) -> None:

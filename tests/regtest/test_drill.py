@@ -10,8 +10,8 @@ import pytest
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.regtest.commands import command
-from tests.regtest.exchange import USDC, XMR, Exchange, create, reaches, swept
-from tests.regtest.restoring import copy_of
+from tests.regtest.exchange import USDC, XMR, Exchange, create, swept
+from tests.regtest.restoring import copy_before_payouts
 
 pytestmark = pytest.mark.slow
 
@@ -42,12 +42,7 @@ async def test_drill_audits_a_backup_against_the_chains(
         await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
         await stack.pay_xmr(to_usdc["order"]["depositAddress"], XMR)
         await stack.pay_usdc(to_xmr["order"]["depositAddress"], 165 * USDC)
-        for order in orders:
-            await reaches(stack, at, order, "deposit_confirmed")
-        backup = await copy_of(stack, tmp_path / "copy.db")
-        await command(stack, "payouts", "resume")
-        for order in orders:
-            await reaches(stack, at, order, "completed")
+        backup = await copy_before_payouts(stack, at, orders, tmp_path / "copy.db")
         await swept(stack)
 
         status, report = await drilled(stack, backup)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.gas import price_of as price_at
 from rpcsvc.settlement.onchain.evm.gas import with_l1_margin
@@ -168,7 +169,7 @@ async def test_stuck_payout_is_not_raised_without_the_l1_fee(own: EvmPayer, orac
     await oracle.remove()
     own.clock.now += MINUTE_MS
     await own.upkeep.maintain()
-    (reported,) = own.payments.conditions()
+    (reported,) = [each.text for each in await own.payments.conditions()]
     assert (transfers[0].transfer_id in reported, "gives no fee" in reported) == (True, True)
     assert len((await own.payment(transfers[0])).attempts) == 1
     # The second payout was rebroadcast, which needs no fee.
@@ -183,7 +184,7 @@ async def test_stuck_payout_is_not_raised_without_the_l1_fee(own: EvmPayer, orac
     for item in transfers:
         assert (await own.payments.look_up(item)).outcome is Outcome.SETTLED
     await own.upkeep.maintain()
-    assert own.payments.conditions() == []
+    assert await own.payments.conditions() == []
     assert await own.token.balance(USER) == 2 * USDC
 
 
@@ -225,15 +226,15 @@ async def test_quoted_fee_includes_the_l1_part_or_is_refused(own: EvmPayer, orac
         part = adapter.networks[NETWORK].fee() - without
         low, high = (with_l1_margin(n * per_byte) for n in (LEAST_BYTES, MOST_BYTES))
         assert low * COIN_PRICE // ETHER <= part <= high * COIN_PRICE // ETHER
-        assert (await adapter.health()).ok
+        assert Health.of(await adapter.conditions()).ok
         await oracle.price(0)
         await adapter.maintain()
         with pytest.raises(Unavailable, match="can't be sent right now"):
             adapter.networks[NETWORK].fee()
-        health = await adapter.health()
+        health = Health.of(await adapter.conditions())
         assert (health.ok, ORACLE in (health.detail or "")) == (False, True)
         assert adapter.networks[NETWORK].holdings().free == 1000 * USDC
         await oracle.price(per_byte)
         await adapter.maintain()
         assert adapter.networks[NETWORK].fee() - without == part
-        assert (await adapter.health()).ok
+        assert Health.of(await adapter.conditions()).ok

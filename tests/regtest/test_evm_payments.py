@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from rpcsvc.domain import usdc
 from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.evm.node_types import (
@@ -162,8 +163,7 @@ async def test_payout_frozen_after_signing_is_published_when_unfrozen(
     assert await payer.token.client.nonce(HOT) == 0
     await payer.token.unpause()
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
-    await mined(payer.token.client, transfer.txid or "")
-    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.require_settled(transfer)
 
 
 async def test_unmined_units_are_not_reserved_twice(payer: EvmPayer) -> None:
@@ -228,8 +228,7 @@ async def test_ether_lost_after_signing_delays_the_payout_only(
     assert "insufficient_funds" in verdict.reason
     await payer.controls.set_ether(HOT, ETHER)
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
-    await mined(payer.token.client, transfer.txid or "")
-    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.require_settled(transfer)
     assert await payer.token.balance(USER) == USDC
 
 
@@ -272,8 +271,7 @@ async def test_a_lost_answer_does_not_pay_twice(
     monkeypatch.setattr(payer.client, "submit", submit_and_lose)
     transfer = await payer.prepared(payer.transfer(USER))
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
-    await mined(payer.token.client, transfer.txid or "")
-    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.require_settled(transfer)
     assert sent == [transfer.txid]
     assert await payer.token.balance(USER) == USDC
 
@@ -291,8 +289,7 @@ async def test_an_answer_that_lies_does_not_pay_twice(
     monkeypatch.setattr(payer.client, "submit", submit_and_deny)
     transfer = await payer.prepared(payer.transfer(USER))
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
-    await mined(payer.token.client, transfer.txid or "")
-    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.require_settled(transfer)
     assert await payer.token.balance(USER) == USDC
 
 
@@ -423,8 +420,7 @@ async def test_a_failure_that_is_reorganised_away_was_none(payer: EvmPayer) -> N
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.PENDING
     await payer.controls.revert(before)
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
-    await mined(payer.token.client, transfer.txid or "")
-    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.require_settled(transfer)
     assert await payer.token.balance(USER) == USDC
 
 
@@ -439,7 +435,7 @@ async def test_no_order_is_taken_while_the_hot_wallet_is_blacklisted(payer: EvmP
         with pytest.raises(Unavailable, match="can't be sent right now"):
             adapter.networks[NETWORK].fee()
         assert "the hot wallet is on the blacklist of USDC" in (
-            (await adapter.health()).detail or ""
+            Health.of(await adapter.conditions()).detail or ""
         )
 
 

@@ -77,7 +77,7 @@ async def test_what_is_mined_and_not_settled_yet_is_not_replaced(payer: EvmPayer
         await payer.upkeep.maintain()
     assert (await payer.payment(transfer)).inclusion is not None
     assert len((await payer.payment(transfer)).attempts) == 1
-    assert payer.payments.conditions() == []
+    assert await payer.payments.conditions() == []
 
 
 async def test_replaced_attempt_settles_the_payout_as_well(payer: EvmPayer) -> None:
@@ -186,14 +186,14 @@ async def test_one_that_may_cost_no_more_is_handed_over_again(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await stuck_payout(payer)
-    while not payer.payments.conditions():
+    while not payer.payments.board.present():
         await payer.upkeep.maintain()
         payer.clock.now += MINUTE_MS
     given = submitted(payer, monkeypatch)
     for _ in range(2):
         await payer.upkeep.maintain()
         payer.clock.now += MINUTE_MS
-        assert "more than highest_fee allows" in payer.payments.conditions()[0]
+        assert "more than highest_fee allows" in payer.payments.board.present()[0].text
     assert given == [(await payer.payment(transfer)).latest.txid] * 2
 
 
@@ -236,23 +236,20 @@ async def test_replacement_stays_below_the_fee_cap_and_warns(
     payer: EvmPayer,
 ) -> None:
     transfer = await stuck_payout(payer)
-    assert await payer.payments.stuck() is None
+    assert await payer.payments.conditions() == []
     for _ in range(30):
         await payer.upkeep.maintain()
         payer.clock.now += MINUTE_MS
     payment = await payer.payment(transfer)
     assert 2 < len(payment.attempts) < 30
     assert payment.most_fee <= payer.network.highest_fee
-    (reported,) = payer.payments.conditions()
+    overdue, reported = [each.text for each in await payer.payments.conditions()]
     assert transfer.transfer_id in reported
-    assert f"payment {transfer.transfer_id} on {NETWORK} is signed" in (
-        await payer.payments.stuck() or ""
-    )
-    assert "since 2027-01-15T08:00:00.000Z" in (await payer.payments.stuck() or "")
+    assert f"payment {transfer.transfer_id} on {NETWORK} is signed" in overdue
+    assert "since 2027-01-15T08:00:00.000Z" in overdue
     await payer.controls.mine(3)
     await payer.upkeep.maintain()
-    assert await payer.payments.stuck() is None
-    assert payer.payments.conditions() == []
+    assert await payer.payments.conditions() == []
     assert await payer.token.balance(USER) == USDC
 
 

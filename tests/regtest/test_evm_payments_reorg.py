@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.domain.order import Transfer
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
@@ -60,8 +61,7 @@ async def test_reorged_payout_is_resent_with_the_same_bytes(
     assert await payer.token.balance(USER) == 0
     payer.clock.now += MINUTE_MS
     await payer.upkeep.maintain()
-    await mined(payer.token.client, transfer.txid or "")
-    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.require_settled(transfer)
     assert len((await payer.payment(transfer)).attempts) == 1
     assert await payer.token.balance(USER) == USDC
 
@@ -75,10 +75,10 @@ async def test_settled_payout_lost_to_a_deep_reorg_is_republished(
     await payer.controls.reorganise(4)
     assert await payer.token.balance(USER) == 0
     await payer.upkeep.maintain()
-    assert len(payer.payments.conditions()) == 1
+    assert len(await payer.payments.conditions()) == 1
     await mined(payer.token.client, transfer.txid or "")
     await payer.upkeep.maintain()
-    assert payer.payments.conditions() == []
+    assert await payer.payments.conditions() == []
     assert await payer.token.balance(USER) == USDC
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
     receipt = await payer.token.client.receipt(transfer.txid or "")
@@ -109,7 +109,7 @@ async def test_late_node_takes_no_settled_payout_away(
         late.setattr(payer.client, "receipt", unknown)
         late.setattr(payer.client, "transaction", unknown)
         await payer.upkeep.maintain()
-    assert payer.payments.conditions() == []
+    assert await payer.payments.conditions() == []
     assert (await payer.payment(transfer)).inclusion is not None
 
 
@@ -125,7 +125,7 @@ async def test_settled_payout_that_is_refused_rests_between_tries(
         await payer.upkeep.maintain()
         payer.clock.now += 2000
     assert submitted == [0, 4, 12, 28, 60, 120, 180]
-    assert "was settled and a reorganisation" in payer.payments.conditions()[0]
+    assert "was settled and a reorganisation" in (await payer.payments.conditions())[0].text
     monkeypatch.undo()
     payer.clock.now += MINUTE_MS
     await payer.upkeep.maintain()
@@ -142,7 +142,7 @@ async def test_settled_payout_deep_again_before_a_check_is_silent(
     await mined(payer.token.client, transfer.txid or "")
     await payer.controls.mine(payer.network.settled_after)
     await payer.upkeep.maintain()
-    assert payer.payments.conditions() == []
+    assert await payer.payments.conditions() == []
     receipt = await payer.token.client.receipt(transfer.txid or "")
     assert receipt is not None
     assert (await payer.payments.receipt(transfer))["block"] == receipt.block_number
@@ -175,17 +175,17 @@ async def test_settled_payout_that_cannot_return_is_reported_for_good(
         await payer.controls.mine(payer.network.failed_after)
         await payer.upkeep.maintain()
         reported = f"rpcsvc payouts close {transfer.transfer_id} --note TEXT"
-        assert reported in payer.payments.conditions()[0]
+        assert reported in (await payer.payments.conditions())[0].text
     assert (await payer.payment(transfer)).state is EvmPaymentState.SETTLED
     async with payer.again() as later:
         await later.upkeep.maintain()
-        assert "was settled" in later.payments.conditions()[0]
+        assert "was settled" in (await later.payments.conditions())[0].text
         await require_unminable(EvmConnection(later.token.client, later.network), payment)
         await later.database.write([closed_by_hand(transfer)])
         await later.controls.mine(1)
     async with payer.again() as closed:
         await closed.upkeep.maintain()
-        assert closed.payments.conditions() == []
+        assert await closed.payments.conditions() == []
 
 
 def closed_by_hand(transfer: Transfer) -> Statement:
@@ -221,7 +221,7 @@ async def test_payout_reorged_with_its_usdc_fails_and_moves_nothing(
     other = await payer.paid(payer.transfer(FRIEND))
     assert (await payer.settle(other)).outcome is Outcome.SETTLED
     assert (await payer.token.balance(USER), await payer.token.balance(FRIEND)) == (0, USDC)
-    assert payer.payments.conditions() == []
+    assert await payer.payments.conditions() == []
 
 
 @pytest.mark.parametrize("settled", [False, True])
@@ -231,10 +231,9 @@ async def test_payout_whose_usdc_returns_first_pays_by_the_same_bytes(
     transfer = await without_funding(payer, settled=settled)
     await payer.token.mint(HOT, 1000 * USDC)
     await payer.upkeep.maintain()
-    await mined(payer.token.client, transfer.txid or "")
-    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.require_settled(transfer)
     await payer.upkeep.maintain()
-    assert payer.payments.conditions() == []
+    assert await payer.payments.conditions() == []
     assert await payer.token.balance(USER) == 1500 * USDC
 
 
@@ -246,7 +245,7 @@ async def test_settled_payout_refused_for_lack_of_usdc_is_reported(payer: EvmPay
     await payer.token.mint(HOT, 1000 * USDC)
     await payer.controls.mine(4 * payer.network.failed_after)
     await payer.upkeep.maintain()
-    assert "was settled" in payer.payments.conditions()[0]
+    assert "was settled" in (await payer.payments.conditions())[0].text
     assert (await payer.payment(transfer)).state is EvmPaymentState.SETTLED
     assert await payer.token.balance(USER) == 0
 
@@ -267,14 +266,14 @@ async def test_a_payout_waits_for_ether_that_was_reorganised_away(
     assert await payer.token.client.receipt(transfer.txid or "") is None
     async with adapter_on(payer, payer.network) as adapter:
         await adapter.maintain()
-        assert "short of ether" in ((await adapter.health()).detail or "")
+        assert "short of ether" in (Health.of(await adapter.conditions()).detail or "")
     await payer.controls.set_ether(HOT, ETHER)
     payer.clock.now += MINUTE_MS
     await payer.upkeep.maintain()
     await payer.controls.mine(payer.network.settled_after)
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
     await payer.upkeep.maintain()
-    assert payer.payments.conditions() == []
+    assert await payer.payments.conditions() == []
     assert await payer.token.balance(USER) == USDC
 
 
@@ -333,8 +332,7 @@ async def test_taken_nonce_freed_by_a_reorg_is_used(
     await payer.controls.reorganise(1)
     await payer.controls.mine(2)
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
-    await mined(payer.token.client, transfer.txid or "")
-    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.require_settled(transfer)
     assert await payer.token.balance(USER) == USDC
 
 
@@ -347,13 +345,13 @@ async def test_transaction_that_moved_nothing_is_no_payout(
     verdict = await payer.payments.look_up(transfer)
     assert (verdict.outcome, "shows no such transfer" in verdict.reason) == (Outcome.UNKNOWN, True)
     await payer.upkeep.maintain()
-    (reported,) = payer.payments.conditions()
+    (reported,) = [each.text for each in await payer.payments.conditions()]
     assert transfer.transfer_id in reported
     assert "the token shows no such transfer" in reported
     monkeypatch.undo()
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
     await payer.upkeep.maintain()
-    assert payer.payments.conditions() == []
+    assert await payer.payments.conditions() == []
 
 
 # --- lookups during a reorganisation ------------------------------------------------------------
@@ -451,19 +449,19 @@ async def test_mined_payout_survives_a_node_that_has_dropped_it(
     with monkeypatch.context() as patched:
         forgets(payer, patched, states=states)
         assert (await payer.payments.look_up(transfer)).outcome is Outcome.UNKNOWN
-        assert payer.payments.conditions() == []  # the node may only be lagging
+        assert await payer.payments.conditions() == []  # the node may only be lagging
         for _ in range(3):
             await payer.controls.mine(3 * payer.network.failed_after)
             payer.clock.now += MINUTE_MS
             verdict = await payer.pay(transfer)
             assert (verdict.outcome, said in verdict.reason) == (Outcome.UNKNOWN, True)
             await payer.upkeep.maintain()
-            (reported,) = payer.payments.conditions()
+            (reported,) = [each.text for each in await payer.payments.conditions()]
             assert transfer.transfer_id in reported
             assert said in reported
     assert len((await payer.payment(transfer)).attempts) == 1
     await payer.upkeep.maintain()
-    assert payer.payments.conditions() == []
+    assert await payer.payments.conditions() == []
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
     assert await payer.token.balance(USER) == USDC
 
@@ -500,12 +498,12 @@ async def test_raised_attempt_unknown_to_an_older_copy_is_no_failure(
     await payer.controls.mine(3 * payer.network.failed_after)
     verdict = await payer.pay(transfer)
     assert (verdict.outcome, raised.txid in verdict.reason) == (Outcome.UNKNOWN, True)
-    (reported,) = payer.payments.conditions()
+    (reported,) = [each.text for each in await payer.payments.conditions()]
     assert "makes the same payout" in reported
     attempt = Attempt(raised.txid, raised.raw.hex(), 50 * GWEI, 5 * GWEI, payer.clock.now)
     await payer.ledger.add_attempt(await payer.payment(transfer), attempt)  # as adopting it does
     assert (await payer.pay(transfer)).outcome is Outcome.SETTLED
-    assert payer.payments.conditions() == []
+    assert await payer.payments.conditions() == []
     assert await payer.token.balance(USER) == USDC
 
 
@@ -523,7 +521,7 @@ async def test_unprovable_payout_holds_no_usdc_and_no_sweep(
     await payer.sweeps.maintain()
     await payer.controls.mine()
     assert await payer.token.balance(address) == 0
-    assert "makes the same payout" in payer.payments.conditions()[0]
+    assert "makes the same payout" in (await payer.payments.conditions())[0].text
 
 
 async def test_failure_of_a_record_that_changed_is_not_reported(

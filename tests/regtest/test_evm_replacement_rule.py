@@ -117,7 +117,7 @@ async def settles_once(node: Strict, transfer: Transfer, attempt: Attempt) -> No
     assert [item.txid for item in await own.receipts(transfer)] == [attempt.txid]
     assert await own.token.balance(USER) == 7 * USDC
     assert await own.token.balance(HOT) == 993 * USDC
-    assert own.payments.conditions() == []
+    assert await own.payments.conditions() == []
     assert await own.live() == []
 
 
@@ -237,12 +237,12 @@ async def test_refused_replacement_is_raised_until_the_node_accepts(
     for refusals in range(1, tries):
         await node.bump()
         assert len(await node.attempts(transfer)) == 1 + refusals
-        (reported,) = own.payments.conditions()
+        (reported,) = [each.text for each in await own.payments.conditions()]
         assert (transfer.transfer_id in reported, UNDERPRICED in reported) == (True, True)
         assert "the next attempt will offer more" in reported
         assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
     await node.bump()
-    assert own.payments.conditions() == []
+    assert await own.payments.conditions() == []
     fees = [(item.max_fee, item.tip) for item in await node.attempts(transfer)]
     assert len(fees) == len(set(fees)) == 1 + tries
     assert fees == sorted(fees)
@@ -275,7 +275,7 @@ async def test_raising_ends_at_the_highest_fee_and_warns(node: Strict) -> None:
     payment = await own.payment(transfer)
     assert 3 < len(payment.attempts) < 20
     assert payment.most_fee <= own.network.highest_fee < payment.most_fee * 11 // 10
-    (reported,) = own.payments.conditions()
+    _overdue, reported = [each.text for each in await own.payments.conditions()]
     assert (UNDERPRICED in reported, "highest_fee" in reported) == (True, True)
     assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
     # The operator lowers the node's minimum: the last signed attempt is enough.
@@ -328,11 +328,11 @@ async def test_lost_replacement_is_resent_and_not_raised(
     with monkeypatch.context() as patched:
         patched.setattr(own.client, "submit", lose)
         await node.bump()
-        (reported,) = own.payments.conditions()
+        (reported,) = [each.text for each in await own.payments.conditions()]
         assert ("no answer in time" in reported, "handed over again" in reported) == (True, True)
     await node.bump()
     _, second = await node.attempts(transfer)
-    assert own.payments.conditions() == []
+    assert await own.payments.conditions() == []
     await own.upkeep.maintain()
     assert await node.waits(second.txid)
     await settles_once(node, transfer, second)
@@ -346,7 +346,7 @@ async def test_replacement_waits_for_the_ether_that_it_costs(
     for _ in range(3):
         await node.bump()
     _, second = await node.attempts(transfer)
-    (reported,) = own.payments.conditions()
+    (reported,) = [each.text for each in await own.payments.conditions()]
     assert "insufficient_funds" in reported
     await own.controls.set_ether(HOT, ETHER)
     await node.bump()

@@ -219,7 +219,7 @@ async def test_the_gas_reserve_is_kept_for_payouts(own: EvmPayer) -> None:
     await own.controls.set_ether(HOT, own.network.gas_reserve)
     await own.sweeps.maintain()
     assert await own.live() == []
-    (reported,) = own.sweeps.conditions()
+    (reported,) = [each.text for each in own.sweeps.conditions()]
     assert "lacks ether" in reported
     await own.controls.set_ether(HOT, ETHER)
     own.clock.now += FIRST_PAUSE_MS
@@ -254,7 +254,7 @@ async def test_what_gas_forbids_is_not_asked_for_at_all(own: EvmPayer) -> None:
     record_calls(own.client.rpc, calls)
     await own.sweeps.maintain()
     assert "eth_estimateGas" not in calls
-    (reported,) = own.sweeps.conditions()
+    (reported,) = [each.text for each in own.sweeps.conditions()]
     assert "nothing is swept on arbitrum: the hot wallet on arbitrum lacks ether" in reported
     await own.controls.set_ether(HOT, ETHER)
     await own.controls.set_next_base_fee(own.network.highest_fee // 50_000)
@@ -262,7 +262,7 @@ async def test_what_gas_forbids_is_not_asked_for_at_all(own: EvmPayer) -> None:
     await own.payments.gas.poll()
     calls.clear()
     await own.sweeps.maintain()
-    (reported,) = own.sweeps.conditions()
+    (reported,) = [each.text for each in own.sweeps.conditions()]
     assert "nothing is swept on arbitrum: gas on arbitrum is too dear" in reported
     assert "eth_estimateGas" not in calls
     await own.controls.mine(60)
@@ -281,7 +281,7 @@ async def test_blacklisted_payee_is_reported_and_delays_no_other(own: EvmPayer) 
     await own.sweeps.maintain()
     await finish(own)
     assert await own.token.balance(HOT) == 5 * USDC
-    (reported,) = own.sweeps.conditions()
+    (reported,) = [each.text for each in own.sweeps.conditions()]
     assert f"{bad} is on the token's blacklist" in reported
     await own.token.unblacklist(bad)
     await own.sweeps.maintain()
@@ -307,7 +307,7 @@ async def test_sweep_blacklisted_before_mining_fails_and_backs_off(
     await own.sweeps.maintain()
     await finish(own)
     assert not (await own.ledger.sweeps_under_way(NETWORK) or await own.live())
-    assert "failed" in own.sweeps.conditions()[0]
+    assert "failed" in own.sweeps.conditions()[0].text
     await own.token.unblacklist(bad)
     await own.sweeps.maintain()
     assert await own.live() == []
@@ -341,7 +341,7 @@ async def test_settled_sweep_with_unused_authorization_took_nothing(
     monkeypatch.setattr(own.sweeps, "_is_used", never)
     await finish(own)
     assert await own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
-    assert "failed" in own.sweeps.conditions()[0]
+    assert "failed" in own.sweeps.conditions()[0].text
 
 
 async def settled_sweep(own: EvmPayer) -> Sweep:
@@ -412,7 +412,7 @@ async def test_paused_token_is_reported_and_swept_once_unpaused(own: EvmPayer) -
         await own.sweeps.maintain()
     assert await own.live() == []
     assert len(own.sweeps.conditions()) == 1
-    assert "paused" in own.sweeps.conditions()[0]
+    assert "paused" in own.sweeps.conditions()[0].text
     await own.token.unpause()
     await own.sweeps.maintain()
     await finish(own)
@@ -425,7 +425,7 @@ async def test_blacklisted_hot_wallet_is_reported(own: EvmPayer) -> None:
     await own.token.blacklist(HOT)
     await own.sweeps.maintain()
     assert await own.live() == []
-    assert "hot wallet" in own.sweeps.conditions()[0]
+    assert "hot wallet" in own.sweeps.conditions()[0].text
 
 
 async def test_address_of_another_mnemonic_is_reported(
@@ -435,7 +435,7 @@ async def test_address_of_another_mnemonic_is_reported(
     monkeypatch.setattr(own.sweeps, "_keys", OTHERS)
     await own.sweeps.maintain()
     assert await own.live() == []
-    assert "not of this mnemonic" in own.sweeps.conditions()[0]
+    assert "not of this mnemonic" in own.sweeps.conditions()[0].text
 
 
 # --- the same keys elsewhere --------------------------------------------------------------------
@@ -526,7 +526,7 @@ async def test_no_more_counts_as_swept_than_was_to_be(
     await drain(own, 2, 4 * USDC)
     await own.sweeps.maintain()
     assert await all_left(own) == [4 * USDC]
-    assert "something else takes from it" in own.sweeps.conditions()[0]
+    assert "something else takes from it" in own.sweeps.conditions()[0].text
 
 
 @pytest.mark.parametrize("was_signed", [True, False])
@@ -571,7 +571,7 @@ async def test_what_others_drained_is_not_counted_as_swept(
     await finish(own)
     assert await own.ledger.sweeps_under_way(NETWORK) == []
     assert await own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
-    assert "failed" in own.sweeps.conditions()[0]
+    assert "failed" in own.sweeps.conditions()[0].text
 
 
 async def test_missing_units_are_reported(own: EvmPayer) -> None:
@@ -579,7 +579,7 @@ async def test_missing_units_are_reported(own: EvmPayer) -> None:
     await drain(own, 2, 5 * USDC)
     await own.sweeps.maintain()
     assert await own.live() == []
-    assert "something else takes from it" in own.sweeps.conditions()[0]
+    assert "something else takes from it" in own.sweeps.conditions()[0].text
 
 
 # --- kills and stuck sweeps ---------------------------------------------------------------------
@@ -672,7 +672,7 @@ async def test_failed_second_attempt_took_nothing_and_is_retried(
         assert take.method is SweepMethod.TAKE
         await finish(own)
         assert await all_left(own) == [5 * USDC]
-        assert "failed" in own.sweeps.conditions()[0]
+        assert "failed" in own.sweeps.conditions()[0].text
         monkeypatch.undo()
         await token.unblacklist(address)
         own.clock.now += HOUR_MS
@@ -735,7 +735,7 @@ async def test_a_deposit_back_after_its_sweep_failed_is_swept_anew(own: EvmPayer
     assert (anew.serial, anew.payment_id) == (2, f"sweep-{NETWORK}-2-2")
     await finish(own)
     assert await own.token.balance(HOT) == 5 * USDC
-    assert not (await all_left(own) or own.sweeps.conditions() or own.payments.conditions())
+    assert not (await all_left(own) or own.sweeps.conditions() or await own.payments.conditions())
 
 
 async def test_a_deposit_gone_for_good_leaves_a_void_sweep(own: EvmPayer) -> None:
@@ -744,7 +744,7 @@ async def test_a_deposit_gone_for_good_leaves_a_void_sweep(own: EvmPayer) -> Non
     await settle_all(own)
     assert await own.ledger.unswept_of(NETWORK, 2) == 0
     assert not (await own.ledger.sweeps_under_way(NETWORK) or await own.live())
-    assert not (own.sweeps.conditions() or own.payments.conditions())
+    assert not (own.sweeps.conditions() or await own.payments.conditions())
     await own.give(2, 3 * USDC)
     await own.sweeps.maintain()
     await finish(own)
@@ -762,7 +762,7 @@ async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: EvmPayer) 
     assert payment.state is EvmPaymentState.SETTLED
     assert await own.token.balance(HOT) == 5 * USDC
     assert not (await all_left(own) or await own.ledger.sweeps_under_way(NETWORK))
-    assert not (own.sweeps.conditions() or own.payments.conditions())
+    assert not (own.sweeps.conditions() or await own.payments.conditions())
 
 
 async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: EvmPayer) -> None:
@@ -778,7 +778,7 @@ async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: EvmPay
     await settle_all(own)
     await finish(own)
     assert await own.token.balance(HOT) == 5 * USDC
-    assert not (await all_left(own) or own.sweeps.conditions() or own.payments.conditions())
+    assert not (await all_left(own) or own.sweeps.conditions() or await own.payments.conditions())
 
 
 async def test_a_failed_sweep_that_is_mined_after_all_counts(own: EvmPayer) -> None:
@@ -824,7 +824,7 @@ async def test_sweep_reorged_below_finality_ends_with_its_deposit(
     await finish(own)
     assert await own.token.balance(HOT) == (5 * USDC if comes_back else 0)
     assert not (await all_left(own) or await own.live())
-    assert not (own.sweeps.conditions() or own.payments.conditions())
+    assert not (own.sweeps.conditions() or await own.payments.conditions())
 
 
 @pytest.mark.parametrize("is_back", [True, False], ids=["back late", "gone for good"])
@@ -856,4 +856,6 @@ async def test_a_permit_and_what_it_let_take_are_made_anew(
             await own.sweeps.maintain()
         await finish(own)
         assert await token.balance(HOT) == 5 * USDC
-        assert not (await all_left(own) or own.sweeps.conditions() or own.payments.conditions())
+        assert not (
+            await all_left(own) or own.sweeps.conditions() or await own.payments.conditions()
+        )

@@ -15,6 +15,7 @@ from tests.regtest.commands import command
 from tests.regtest.exchange import USDC, XMR, Exchange, create, details, reaches
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
 from tests.regtest.restoring import (
+    copy_before_payouts,
     copy_of,
     differences,
     explain_sweeps,
@@ -49,12 +50,7 @@ async def test_payments_after_the_copy_are_adopted_and_not_repeated(
     async with stack.serving() as at:
         orders = await funded(stack, at, to)
         await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
-        for order in orders:
-            await reaches(stack, at, order, "deposit_confirmed")
-        copy = await copy_of(stack, tmp_path / "copy.db")
-        await command(stack, "payouts", "resume")
-        for order in orders:
-            await reaches(stack, at, order, "completed")
+        copy = await copy_before_payouts(stack, at, orders, tmp_path / "copy.db")
         await stop(at)
     usdc_paid = await usdc_received(stack, stack.user.address)
     xmr_paid = await xmr_received(wallet, to)
@@ -105,11 +101,8 @@ async def test_external_tx_key_proves_what_a_restored_wallet_forgot(
         order = made["data"]["order"]
         await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
         await stack.pay_usdc(order["depositAddress"], 165 * USDC)
-        await reaches(stack, at, order["orderId"], "deposit_confirmed")
         await until(lambda: has_looked(stack))
-        copy = await copy_of(stack, tmp_path / "copy.db")
-        await command(stack, "payouts", "resume")
-        await reaches(stack, at, order["orderId"], "completed")
+        copy = await copy_before_payouts(stack, at, [order["orderId"]], tmp_path / "copy.db")
         receipt = (await details(at, order["orderId"]))["receipt"]
         await stop(at)
     paid = await xmr_received(wallet, to)

@@ -15,7 +15,13 @@ from tests.regtest.commands import command
 from tests.regtest.daemons import Anvil, Miner, WalletRpc
 from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches, status
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
-from tests.regtest.restoring import copy_of, differences, explain_sweeps, restore, started
+from tests.regtest.restoring import (
+    copy_before_payouts,
+    differences,
+    explain_sweeps,
+    restore,
+    started,
+)
 from tests.regtest.token import Token
 
 pytestmark = pytest.mark.slow
@@ -68,10 +74,7 @@ async def test_payments_unknown_to_the_copy_pause_payouts(
         await reaches(stack, at, first, "completed")
         second = await ordered(stack, at, direction, to)
         await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
-        await reaches(stack, at, second, "deposit_confirmed")
-        copy = await copy_of(stack, tmp_path / "copy.db")
-        await command(stack, "payouts", "resume")
-        await reaches(stack, at, second, "completed")
+        copy = await copy_before_payouts(stack, at, [second], tmp_path / "copy.db")
         await stop(at)
     paid = await received()
     await restore(stack, copy)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.order import DepositState
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health, Severity, texts_of
 from rpcsvc.orders.ports.wallets import Observation
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.records import Threshold
@@ -80,7 +81,9 @@ async def states(adapter: Treasury) -> list[DepositState]:
 
 
 async def test_a_side_starts_ready_with_addresses_and_fees(adapter: Treasury) -> None:
-    assert (await adapter.adapter.health()).ok, await adapter.adapter.health()
+    assert Health.of(await adapter.adapter.conditions()).ok, Health.of(
+        await adapter.adapter.conditions()
+    )
     adapter.adapter.require_ready()
     assert adapter.adapter.fee() > 0
     assert adapter.adapter.names("arbitrum").network == "monero-regtest"
@@ -90,7 +93,7 @@ async def test_a_node_on_another_network_is_refused(adapter: Treasury) -> None:
     async with treasury(
         adapter.rpc, adapter.data_dir, replace(OPTIONS, nettype="stagenet")
     ) as other:
-        assert "wrong network" in ((await other.adapter.health()).detail or "")
+        assert "wrong network" in (Health.of(await other.adapter.conditions()).detail or "")
         with pytest.raises(Unavailable):
             other.adapter.deposit_address()
 
@@ -101,7 +104,9 @@ async def test_a_wallet_of_another_network_is_refused(
     with Stagenet(tmp_path / "wallets", monerod) as rpc:
         await new_wallet(rpc)
         async with treasury(rpc, tmp_path) as other:
-            assert "the wallet is of stagenet" in ((await other.adapter.health()).detail or "")
+            assert "the wallet is of stagenet" in (
+                Health.of(await other.adapter.conditions()).detail or ""
+            )
             with pytest.raises(Unavailable):
                 other.adapter.require_ready()
             assert await other.ledger.wallet() is None
@@ -111,10 +116,10 @@ async def test_swapped_wallet_is_refused_at_start_and_while_running(own: Treasur
     await new_wallet(own.rpc, "another")
     with pytest.raises(Unavailable):
         await own.sign(own.transfer(await own.wallet.primary_address()))
-    assert "another wallet" in ((await own.adapter.health()).detail or "")
+    assert "another wallet" in (Health.of(await own.adapter.conditions()).detail or "")
     assert await own.adapter.observe() == Observation()
     async with own.again() as later:
-        assert "another wallet" in ((await later.adapter.health()).detail or "")
+        assert "another wallet" in (Health.of(await later.adapter.conditions()).detail or "")
         with pytest.raises(Unavailable):
             later.adapter.require_ready()
 
@@ -122,11 +127,11 @@ async def test_swapped_wallet_is_refused_at_start_and_while_running(own: Treasur
 async def test_a_dead_wallet_is_reported_and_its_return_noticed(adapter: Treasury) -> None:
     await asyncio.to_thread(adapter.rpc.kill)
     assert await adapter.adapter.observe() == Observation()
-    assert "wallet is down" in ((await adapter.adapter.health()).detail or "")
+    assert "wallet is down" in (Health.of(await adapter.adapter.conditions()).detail or "")
     await asyncio.to_thread(adapter.rpc.start)
     await adapter.adapter.maintain()
-    assert (await adapter.adapter.health()).ok, (
-        await adapter.adapter.health()
+    assert Health.of(await adapter.adapter.conditions()).ok, Health.of(
+        await adapter.adapter.conditions()
     )  # it opened the wallet file itself
 
 
@@ -134,7 +139,7 @@ async def test_a_locked_wallet_is_reported(adapter: Treasury) -> None:
     await adapter.wallet.close()
     adapter.use(replace(OPTIONS, wallet_file=None))
     async with adapter.again() as later:
-        assert "locked" in ((await later.adapter.health()).detail or "")
+        assert "locked" in (Health.of(await later.adapter.conditions()).detail or "")
 
 
 # --- addresses ---------------------------------------------------------------------------------
@@ -187,7 +192,9 @@ async def test_a_wallet_that_lost_addresses_makes_the_same_again(own: Treasury) 
     await own.wallet.restore("restored", "", seed, (await own.wallet.height()) - 1)
     async with own.again() as later:
         assert later.rpc is rpc
-        assert (await later.adapter.health()).ok, await later.adapter.health()
+        assert Health.of(await later.adapter.conditions()).ok, Health.of(
+            await later.adapter.conditions()
+        )
         assert await later.wallet.index_of(last) is not None
         assert later.adapter.deposit_address() != last
 
@@ -380,9 +387,9 @@ async def test_outputs_too_dear_to_join_are_not_signed_for(adapter: Treasury, mi
         for _ in range(3):
             await later.adapter.maintain()
         assert "transfer" not in calls
-        (note,) = await later.adapter.notes()
+        (note,) = texts_of(await later.adapter.conditions(), Severity.NOTE)
         assert "joining 12 outputs of the XMR wallet would take a fee of about 0.04" in note
-        assert (await later.adapter.health()).ok, "payouts go on"
+        assert Health.of(await later.adapter.conditions()).ok, "payouts go on"
 
 
 def test_thresholds_must_rise() -> None:

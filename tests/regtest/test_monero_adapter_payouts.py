@@ -17,6 +17,7 @@ from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import RpcOutcomeUnknown
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
@@ -97,7 +98,7 @@ async def test_a_wallet_without_enough_unlocked_money_may_pay_later(
 ) -> None:
     with pytest.raises(Unavailable, match="unlocked"):
         await own.sign(own.transfer(payee.address, 5 * XMR))
-    assert (await own.adapter.health()).ok
+    assert Health.of(await own.adapter.conditions()).ok
 
 
 async def test_a_payment_that_costs_too_much_is_not_made(own: Treasury, payee: Payee) -> None:
@@ -110,7 +111,7 @@ async def test_a_payment_that_costs_too_much_is_not_made(own: Treasury, payee: P
         assert "transfer" not in calls, "the wallet would work on it for nothing"
         with pytest.raises(Unavailable, match="fee"):
             later.adapter.fee()
-        assert "nothing is paid" in ((await later.adapter.health()).detail or "")
+        assert "nothing is paid" in (Health.of(await later.adapter.conditions()).detail or "")
         assert await later.live_payments() == []
 
 
@@ -124,9 +125,9 @@ async def test_second_payment_is_signed_after_the_first_is_published(
     second = own.transfer(payee.address, 2 * UNITS)
     with pytest.raises(Unavailable, match="earlier XMR payment"):
         await own.sign(second)
-    assert (await own.adapter.health()).ok
+    assert Health.of(await own.adapter.conditions()).ok
     own.clock.now += 11 * 60 * 1000
-    assert first.transfer_id in ((await own.adapter.health()).detail or "")
+    assert first.transfer_id in (Health.of(await own.adapter.conditions()).detail or "")
     async with own.again(in_order=False) as later:
         with pytest.raises(Unavailable, match="earlier XMR payment"):
             await later.sign(second)
@@ -300,10 +301,10 @@ async def test_settled_payout_lost_to_a_deep_reorg_returns(
     await pop_blocks(node, OPTIONS.settled_after)
     await node.flush_pool()
     await own.adapter.maintain()
-    assert transfer.transfer_id in ((await own.adapter.health()).detail or "")
+    assert transfer.transfer_id in (Health.of(await own.adapter.conditions()).detail or "")
     await miner.mine(OPTIONS.settled_after)
     await own.adapter.maintain()
-    assert (await own.adapter.health()).ok
+    assert Health.of(await own.adapter.conditions()).ok
     assert await payee.received() == [UNITS]
 
 
@@ -357,7 +358,7 @@ async def test_a_wallet_ahead_of_its_node_signs_nothing(
     await pop_blocks(node, 2)
     with pytest.raises(Unavailable, match="same block"):
         await own.sign(own.transfer(payee.address))
-    assert "out of sync" in ((await own.adapter.health()).detail or "")
+    assert "out of sync" in (Health.of(await own.adapter.conditions()).detail or "")
     await miner.mine()
     await own.sign(own.transfer(payee.address))
-    assert (await own.adapter.health()).ok
+    assert Health.of(await own.adapter.conditions()).ok

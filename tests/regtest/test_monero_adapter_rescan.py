@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.order import DepositState
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import Observation
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
@@ -66,7 +67,7 @@ async def test_a_rescan_that_a_kill_cut_short_is_made_up_for(
     monkeypatch.setattr(WalletClient, "rescan_blockchain", cut_short)
     restored = replace(MANY, wallet_file="restored", wallet_password="")
     async with treasury(wallet_rpc, tmp_path, restored) as adapter:
-        assert "rescanning" in ((await adapter.adapter.health()).detail or "")
+        assert "rescanning" in (Health.of(await adapter.adapter.conditions()).detail or "")
         assert await adapter.adapter.observe() == Observation()
         with pytest.raises(Unavailable):
             adapter.adapter.deposit_address()
@@ -78,7 +79,7 @@ async def test_a_rescan_that_a_kill_cut_short_is_made_up_for(
 
         async def ready() -> bool:
             await adapter.adapter.maintain()
-            return (await adapter.adapter.health()).ok
+            return Health.of(await adapter.adapter.conditions()).ok
 
         await until(ready)
         assert not await adapter.ledger.rescan_due()

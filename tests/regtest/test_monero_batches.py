@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
 from tests.regtest.daemons import Miner
@@ -144,11 +145,11 @@ async def test_a_payment_that_is_not_mined_for_an_hour_is_in_health(
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     await pay(own, transfer)
-    assert (await own.adapter.health()).ok
+    assert Health.of(await own.adapter.conditions()).ok
     own.clock.now += 61 * 60 * 1000
-    problem = (await own.adapter.health()).detail or ""
+    problem = Health.of(await own.adapter.conditions()).detail or ""
     assert transfer.transfer_id in problem
     assert "not mined" in problem
     await miner.mine()
     await own.adapter.payments.look_up(transfer)
-    assert (await own.adapter.health()).ok
+    assert Health.of(await own.adapter.conditions()).ok

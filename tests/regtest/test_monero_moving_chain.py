@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.domain.order import DepositState
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import Observation, Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
@@ -73,7 +74,9 @@ async def test_deposit_stays_while_every_look_meets_a_block(
         assert await own.adapter.observe() == Observation()
         await own.adapter.acknowledge([])
     assert len(blocks.missed) > 3
-    assert (await own.adapter.health()).ok, "blocks that come fast are no fault of the node"
+    assert Health.of(await own.adapter.conditions()).ok, (
+        "blocks that come fast are no fault of the node"
+    )
     blocks.left = 0
     assert [item.state for item in await own.reconcile()] == [REMOVED]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
+from rpcsvc.health import Health, Severity, texts_of
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, PoolTransaction
 from tests.e2e.processes import until
@@ -120,17 +121,20 @@ async def test_what_the_peers_have_lost_is_relayed_after_some_blocks(pair: Pair)
     await pair.mine(3)
     assert not await pair.is_with_the_peer()
     await pair.own.adapter.maintain()
-    assert "waits in the node's pool for 3 blocks" in (await pair.own.adapter.notes())[0]
-    assert (await pair.own.adapter.health()).ok
+    assert (
+        "waits in the node's pool for 3 blocks"
+        in (texts_of(await pair.own.adapter.conditions(), Severity.NOTE))[0]
+    )
+    assert Health.of(await pair.own.adapter.conditions()).ok
     await until(pair.is_with_the_peer)
     await pair.peer.flush_pool()
     await pair.mine(7)
     await pair.own.adapter.maintain()
     assert "waits in the node's pool for 10 blocks" in (
-        (await pair.own.adapter.health()).detail or ""
+        Health.of(await pair.own.adapter.conditions()).detail or ""
     )
     await until(pair.is_with_the_peer)
     await pair.mine(OPTIONS.settled_after)
     assert (await pair.own.adapter.payments.look_up(transfer)).outcome is Outcome.SETTLED
     await pair.own.adapter.maintain()
-    assert await pair.own.adapter.notes() == []
+    assert texts_of(await pair.own.adapter.conditions(), Severity.NOTE) == []

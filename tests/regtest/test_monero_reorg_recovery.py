@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.domain.order import Transfer
+from rpcsvc.health import Health, Severity, texts_of
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
@@ -68,14 +69,16 @@ async def test_a_node_that_does_not_forget_it_is_the_operators_affair(
 
     monkeypatch.setattr(own.node, "flush_pool", refused)
     await own.adapter.maintain()
-    assert (await own.adapter.health()).ok, "other payments go on"
-    assert [name in note for note in await own.adapter.notes()] == [True]
+    assert Health.of(await own.adapter.conditions()).ok, "other payments go on"
+    assert [name in note for note in texts_of(await own.adapter.conditions(), Severity.NOTE)] == [
+        True
+    ]
     monkeypatch.undo()
     await miner.mine()
     await own.adapter.maintain()
     await miner.mine()
     await own.adapter.maintain()
-    assert await own.adapter.notes() == []
+    assert texts_of(await own.adapter.conditions(), Severity.NOTE) == []
     assert sorted(await payee.received()) == [UNITS, MORE]
 
 
@@ -123,7 +126,7 @@ async def test_settled_payout_that_cannot_return_is_reported_for_good(
     for blocks in (1, 1, OPTIONS.tracked_blocks):
         await miner.mine(blocks)
         await own.adapter.maintain()
-        reported = (await own.adapter.health()).detail or ""
+        reported = Health.of(await own.adapter.conditions()).detail or ""
         assert f"payment {transfer.transfer_id} was settled" in reported
         assert f"rpcsvc payouts close {transfer.transfer_id} --note TEXT" in reported
         first = await ending.end(payment) if blocks == 1 else None
@@ -131,7 +134,7 @@ async def test_settled_payout_that_cannot_return_is_reported_for_good(
     assert await ending.end(payment) is None
     async with own.again() as later:
         assert "a reorganisation of monero took it away" in (
-            (await later.adapter.health()).detail or ""
+            Health.of(await later.adapter.conditions()).detail or ""
         )
     assert [item["event"] for item in logs.entries].count("monero_settled_payment_dropped") == 1
     assert await payee.received() == []
@@ -217,5 +220,5 @@ async def test_payout_with_inputs_locked_again_is_mined_later(
     await miner.mine(OPTIONS.settled_after)
     assert (await own.adapter.payments.look_up(transfer)).outcome is Outcome.SETTLED
     await own.adapter.maintain()
-    assert (await own.adapter.health()).ok
+    assert Health.of(await own.adapter.conditions()).ok
     assert sorted(await payee.received()) == [UNITS, MORE]

@@ -18,7 +18,12 @@ from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
 from tests.regtest.exchange import USDC, XMR, Exchange, create, reaches, swept
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
-from tests.regtest.restoring import copy_of, differences, has_split, restore_wallet_from_words
+from tests.regtest.restoring import (
+    copy_before_payouts,
+    differences,
+    has_split,
+    restore_wallet_from_words,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -43,12 +48,8 @@ async def test_restore_with_journal_pays_nobody_twice(
         for _, address in batched:
             await stack.pay_usdc(address, 165 * USDC)
         await stack.pay_xmr(to_usdc[1], XMR)
-        for order, _ in (*batched, to_usdc):
-            await reaches(stack, at, order, "deposit_confirmed")
-        copy = await copy_of(stack, tmp_path / "copy.db")
-        await command(stack, "payouts", "resume")
-        for order, _ in (*batched, to_usdc):
-            await reaches(stack, at, order, "completed")
+        orders = [order for order, _ in (*batched, to_usdc)]
+        copy = await copy_before_payouts(stack, at, orders, tmp_path / "copy.db")
         await stack.pay_usdc(awaited[1], 165 * USDC)
         lost = await ordered(at, "u2x", payees[3])
         await stack.pay_usdc(lost[1], 165 * USDC)

@@ -21,6 +21,7 @@ from tests.regtest.commands import command
 from tests.regtest.exchange import USDC, XMR, Exchange, create, reaches, swept
 from tests.regtest.ledger_of_chains import hot_transactions, xmr_wallet
 from tests.regtest.restoring import (
+    copy_before_payouts,
     copy_of,
     differences,
     explain_sweeps,
@@ -65,12 +66,7 @@ async def paid(stack: Exchange, direction: str, payees: list[str], copy: Path) -
         await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
         for _, address in orders:
             await pay(stack, direction, address)
-        for order, _ in orders:
-            await reaches(stack, at, order, "deposit_confirmed")
-        await copy_of(stack, copy)
-        await command(stack, "payouts", "resume")
-        for order, _ in orders:
-            await reaches(stack, at, order, "completed")
+        await copy_before_payouts(stack, at, [order for order, _ in orders], copy)
         await swept(stack)
         await stop(at)
     return [order for order, _ in orders]

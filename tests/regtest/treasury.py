@@ -26,12 +26,13 @@ from rpcsvc.settlement.onchain.monero.records import (
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import monero_options
 from tests.recording import record_calls, sign
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc
 from tests.sandbox import ManualClock
 
 XMR = 10**12
-OPTIONS = MoneroOptions(
+OPTIONS = monero_options(
     nettype="fakechain",
     wallet_file=WALLET_NAME,
     wallet_password=WALLET_PASSWORD,

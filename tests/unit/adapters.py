@@ -9,7 +9,7 @@ from rpcsvc.domain.money import USDC, XMR, Asset
 from rpcsvc.domain.order import DepositKey, DepositState, Transfer, TransferKind
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
-from rpcsvc.health import Health
+from rpcsvc.health import Condition, Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     NetworkState,
@@ -34,16 +34,15 @@ class FakeAdapter:
         self.networks, self.payments, self.block_seconds = {network: self}, self, len(network)
         self.asked: list[str] = []
         self.acknowledged: list[DepositSighting] = []
-        self.well = Health(True)
         self.held = 60
-        self.to_see_to: list[str] = []
+        self.found: list[Condition] = []
         self.maintain: Any = None
 
     async def recorded(self, _transfer: Transfer) -> PreparedTransfer | None:
         return self.known
 
     def require_ready(self) -> None:
-        if not self.well.ok:
+        if not Health.of(self.found).ok:
             raise Unavailable("not ready")
 
     def fee(self) -> int:
@@ -78,11 +77,8 @@ class FakeAdapter:
         self.asked.append(f"receipt {transfer.transfer_id}")
         return {"txid": "mined"}
 
-    async def health(self) -> Health:
-        return self.well
-
-    async def notes(self) -> list[str]:
-        return self.to_see_to
+    async def conditions(self) -> list[Condition]:
+        return self.found
 
 
 def transfer(network: str = "arbitrum") -> Transfer:

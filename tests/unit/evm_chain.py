@@ -16,7 +16,8 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, Receipt, Tag
-from rpcsvc.settlement.onchain.evm.records import EvmAddress, EvmNetwork
+from rpcsvc.settlement.onchain.evm.records import EvmAddress
+from tests.chain_options import evm_network
 from tests.sandbox import ManualClock
 
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED
@@ -24,7 +25,7 @@ TOKEN, HOT, USER, STRANGER, NOBODY = (
     evm_checksum(f"0x{n:040x}") for n in (0xA0B8, 0x4077, 0x05E2, 0x57A6, 0)
 )
 OURS = [EvmAddress(i, evm_checksum(f"0x{0xDE60000 + i:08x}{i:032x}")) for i in range(1, 30)]
-NETWORK = EvmNetwork(
+NETWORK = evm_network(
     "arbitrum", 42161, TOKEN, confirmations=3, tracked_blocks=40, block_seconds=10
 )  # fmt: skip
 GENESIS_SECONDS = 1_700_000_000

@@ -8,11 +8,11 @@ from typing import Any, cast
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
-from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex, WalletCode
+from tests.chain_options import monero_options
 
-OPTIONS = MoneroOptions(pool_target=100, pool_low=60, reserve=8)
+OPTIONS = monero_options(pool_target=100, pool_low=60, reserve=8)
 
 
 class AddressWallet:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from rpcsvc.health import Severity, texts_of
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
@@ -18,15 +19,15 @@ from rpcsvc.settlement.onchain.monero.monerod import (
 )
 from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.records import (
-    MoneroOptions,
     MoneroPayment,
     MoneroPaymentState,
     MoneroPurpose,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Output, SubaddressIndex
+from tests.chain_options import monero_options
 
 XMR = 10**12
-OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8, failed_after=5)
+OPTIONS = monero_options(nettype="fakechain", tracked_blocks=8, failed_after=5)
 
 
 @dataclass
@@ -117,6 +118,14 @@ class ReorgRig:
     wallet: ReorgWallet
     ledger: MoneroLedger
     recovery: MoneroReorgRecovery
+
+    @property
+    def faults(self) -> str:
+        return "; ".join(texts_of(self.recovery.conditions(), Severity.FAULT))
+
+    @property
+    def notes(self) -> str:
+        return "; ".join(texts_of(self.recovery.conditions(), Severity.NOTE))
 
     async def poll(self, blocks: int = 0) -> None:
         self.node.top += blocks

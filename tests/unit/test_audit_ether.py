@@ -17,10 +17,10 @@ from rpcsvc.audit.records import Annotated, Annotation, AuditReport, Difference,
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, TimedOut
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmTransaction, Receipt
-from rpcsvc.settlement.onchain.evm.records import EvmNetwork
+from tests.chain_options import evm_network
 from tests.unit.audit_world import ARBITRUM, HOT, OPERATOR, U2X, WEI, World
 
-NETWORK = EvmNetwork(ARBITRUM, 42161, OPERATOR, failed_after=10)
+NETWORK = evm_network(ARBITRUM, 42161, OPERATOR, failed_after=10)
 SUBJECT = f"the ether of the hot wallet on {ARBITRUM}"
 LOST = "0x" + "99" * 32
 

@@ -18,7 +18,7 @@ from rpcsvc.audit.records import MONERO, Books, ChainMoved, EvmFacts, PaymentEnt
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.evm.node_types import EvmCall, Log, LogFilter, Tag
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo
-from rpcsvc.settlement.onchain.monero.records import MoneroOptions
+from tests.chain_options import monero_options
 from tests.unit.evm_chain import HOT, NETWORK, OURS, TOKEN, Chain, pays
 
 # --- EVM -------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Wallet:
 async def test_payment_that_is_just_being_mined_is_not_missing() -> None:
     node: Any = Node()
     wallet: Any = Wallet()
-    reader = MoneroReader(node, wallet, MoneroOptions(nettype="fakechain"))
+    reader = MoneroReader(node, wallet, monero_options(nettype="fakechain"))
     books = Books(
         watched={MONERO: Watched(1, 9, "h9")}, monero_primary=PRIMARY, payments=(PAYMENT,)
     )

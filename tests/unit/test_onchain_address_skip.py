@@ -16,7 +16,6 @@ from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, RpcFailure
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.records import EvmOptions
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
@@ -145,7 +144,7 @@ async def test_a_scan_that_ends_half_way_is_made_up_for_by_the_service(
 
 
 async def opened(keys: HdKeys, ledger: EvmDepositLedger) -> EvmAddressPool:
-    pool = EvmAddressPool(keys, ledger, EvmOptions(pool_target=8, pool_low=4))
+    pool = EvmAddressPool(keys, ledger, 8)
     await pool.load()
     await pool.refill()
     return pool

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import orjson
 import pytest
@@ -16,15 +17,15 @@ from rpcsvc.domain.money import USDC, XMR, Money
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
-from rpcsvc.health import Health
+from rpcsvc.health import Health, faults, notes
 from rpcsvc.orders.ports.wallets import NetworkState, Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine, PayoutGuard
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
-from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.pause import PauseSwitch
+from tests.chain_options import monero_options
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
 from tests.unit.adapters import CAPS, FLOORS, FakeAdapter, transfer
@@ -53,12 +54,16 @@ def test_payout_fee_is_of_its_asset_and_refund_fee_of_deposit(tmp_path: Path) ->
     assert (back.payout, back.refund) == (1, len("arbitrum"))
 
 
+def unstarted() -> MoneroAdapter:
+    """An XMR adapter that has asked nobody."""
+    here = DaemonEndpoint("node", "http://127.0.0.1:1", serial=True)
+    node, wallet, ledger = MonerodClient(here), WalletClient(here), cast("Any", None)
+    return MoneroAdapter(node, wallet, ledger, ManualClock(), monero_options())
+
+
 @pytest.mark.parametrize(("units", "blocks"), [(1, 10), (50 * 10**12, 20)])
 def test_swap_time_has_the_confirmations_of_its_amount(units: int, blocks: int) -> None:
-    here = DaemonEndpoint("node", "http://127.0.0.1:1", serial=True)
-    monero = MoneroAdapter(
-        MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), MoneroOptions()
-    )
+    monero = unstarted()
     arbitrum = FakeAdapter(USDC, "arbitrum", Verdict(Outcome.PENDING))
     adapters = cast("Any", (monero, arbitrum))
     engine = OnchainEngine(adapters, cast("Any", None), floors=FLOORS, poll_ms=10)
@@ -83,14 +88,23 @@ async def test_network_whose_deposits_are_not_seen_is_down(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("wrong", ["problem", "lag"])
 def test_monero_is_down_while_its_node_or_wallet_is(wrong: str) -> None:
-    here = DaemonEndpoint("node", "http://127.0.0.1:1", serial=True)
-    monero = MoneroAdapter(
-        MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), MoneroOptions()
-    )
+    monero = unstarted()
     monero._connection.problem = None
     assert monero.state().is_up
     setattr(monero._connection, wrong, "the node gives no answer")
     assert not monero.state().is_up
+
+
+async def test_monero_shows_its_first_fault_and_all_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monero = unstarted()
+    unpaid = AsyncMock(return_value=faults("a payment is overdue"))
+    monkeypatch.setattr(monero.payments, "conditions", unpaid)
+    monero._inventory._postponed = "a split waits"
+    monero._recovery._refused = "the node does not relay"
+    shown = notes("the node does not relay", "a split waits")
+    assert await monero.conditions() == [*faults("not started"), *shown]
+    monero._connection.problem = None
+    assert await monero.conditions() == [*faults("no deposit address is left"), *shown]
 
 
 async def test_each_side_acknowledges_its_own_deposits(tmp_path: Path) -> None:
@@ -179,10 +193,19 @@ async def test_upkeep_waits_while_the_lease_has_no_time(tmp_path: Path) -> None:
 async def test_a_swap_needs_both_sides(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.engine.require_ready()
-    rig.xmr.well = Health(False, "the wallet is locked")
+    rig.xmr.found = faults("the wallet is locked")
     with pytest.raises(Unavailable):
         rig.engine.require_ready()
     assert (await rig.engine.health()).detail == "XMR: the wallet is locked"
+
+
+async def test_health_names_the_asset_of_faults_and_ends_with_notes(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.xmr.found = [*notes("a split waits"), *faults("the wallet is locked")]
+    rig.usdc.found = faults("base is down", "gas is too dear")
+    assert (await rig.engine.health()).detail == (
+        "XMR: the wallet is locked; USDC: base is down; gas is too dear; a split waits"
+    )
 
 
 async def test_a_wallet_below_its_floor_is_said_in_whole_units(tmp_path: Path) -> None:
@@ -205,7 +228,7 @@ def test_wallet_below_its_floor_takes_no_more_reservations(tmp_path: Path) -> No
 
 async def test_low_urgency_is_shown_without_alarm(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.usdc.to_see_to = ["a deposit address is on the blacklist"]
+    rig.usdc.found = notes("a deposit address is on the blacklist")
     assert await rig.engine.health() == Health(True, "a deposit address is on the blacklist")
 
 

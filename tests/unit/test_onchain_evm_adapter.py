@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import Unavailable
-from rpcsvc.settings_onchain import chains_toml
+from rpcsvc.health import Health
+from rpcsvc.settings_onchain import OnchainSettings, chains_toml
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNetworkAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.evm.records import EvmOptions
 from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
 from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
@@ -40,8 +40,8 @@ async def adapter(tmp_path: Path) -> AsyncIterator[EvmAdapter]:
         EvmNode(replace(NETWORK, name=name), Chain(), 2_000_000_000)
         for name in ("arbitrum", "base")
     ]
-    chains, options = load_chains(chains_toml(None)), EvmOptions(pool_target=8, pool_low=4)
-    yield EvmAdapter(nodes, chains, KEYS, ledgers, ManualClock(), options, PauseSwitch(tmp_path))
+    chains, settings = load_chains(chains_toml(None)), OnchainSettings()
+    yield EvmAdapter(nodes, chains, KEYS, ledgers, ManualClock(), settings, PauseSwitch(tmp_path))
     await database.close()
 
 
@@ -64,12 +64,12 @@ async def test_upkeep_fault_names_its_own_network_only(
     monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.poll", looked)
     await adapter.maintain()
     assert sorted(kept_up) == ["arbitrum", "base"]
-    reported = (await adapter.health()).detail or ""
+    reported = Health.of(await adapter.conditions()).detail or ""
     assert "the upkeep of arbitrum has failed (KeyError)" in reported
     assert "upkeep of base" not in reported
     broken.clear()
     await adapter.maintain()
-    assert "the upkeep of" not in ((await adapter.health()).detail or "")
+    assert "the upkeep of" not in (Health.of(await adapter.conditions()).detail or "")
 
 
 def test_network_is_down_while_its_own_node_is(

@@ -12,13 +12,13 @@ from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.records import EvmAddress, EvmOptions, EvmWallet
+from rpcsvc.settlement.onchain.evm.records import EvmAddress, EvmWallet
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.unit.address_pools import take
 
 KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
 OTHERS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter advice cage above")
-OPTIONS = EvmOptions(pool_target=12, pool_low=6)
+TARGET = 12
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ async def empty(tmp_path: Path) -> AsyncIterator[EvmDepositLedger]:
 
 
 async def pool_of(ledger: EvmDepositLedger, keys: HdKeys = KEYS) -> EvmAddressPool:
-    pool = EvmAddressPool(keys, ledger, OPTIONS)
+    pool = EvmAddressPool(keys, ledger, TARGET)
     await pool.load()
     await pool.refill()
     return pool
@@ -73,7 +73,7 @@ async def test_address_is_never_reused_over_starts_stops_and_crashes(
     assert wallet is not None
     assert len(set(given)) == len(given) == 171
     # The addresses skipped by a crash are bounded: less than two refills each time.
-    assert wallet.reserved_to < 171 + 5 * 2 * OPTIONS.pool_target
+    assert wallet.reserved_to < 171 + 5 * 2 * TARGET
 
 
 async def test_crash_skips_unused_addresses_and_a_stop_keeps_them(
@@ -102,7 +102,7 @@ async def test_a_stopped_pool_hands_out_nothing(empty: EvmDepositLedger) -> None
 async def test_a_pool_that_was_not_loaded_hands_out_nothing(
     empty: EvmDepositLedger,
 ) -> None:
-    pool = EvmAddressPool(KEYS, empty, OPTIONS)
+    pool = EvmAddressPool(KEYS, empty, TARGET)
     await pool.refill()
     assert (pool.left, pool.ready) == (0, 0)
     with pytest.raises(Unavailable):

@@ -23,15 +23,16 @@ from rpcsvc.settlement.onchain.evm.gas import CallCost
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Log, LogFilter, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmPaymentState, EvmPurpose, GasUse
+from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, EvmPurpose, GasUse
 from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationState
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import evm_network
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import CheckedConnection
 from tests.unit.evm_payments import NET, payment
 
 TOKEN, PAYER, TO, OTHER = (evm_checksum(f"0x{n:040x}") for n in (0xA0B8, 0x05E2, 0xDE60, 0x57A6))
-NETWORK = EvmNetwork(NET, 42161, TOKEN, settled_after=3, failed_after=5, block_seconds=10)
+NETWORK = evm_network(NET, 42161, TOKEN, settled_after=3, failed_after=5, block_seconds=10)
 NOW, TOP, UNITS, WINDOW = 1_700_000_000, 100, 165_000_000, 600
 NONCE = b"\7" * 32
 TXID = "0x" + "ab" * 32
@@ -179,7 +180,7 @@ async def test_use_without_an_event_is_reported(rig: Rig) -> None:
     assert rig.authorizations.conditions() == []
     rig.clock.now += 601_000
     assert await rig.outcome() is Outcome.PENDING
-    (text,) = rig.authorizations.conditions()
+    (text,) = [each.text for each in rig.authorizations.conditions()]
     assert "shows no event of it" in text
     rig.node.hides = False
     assert await rig.outcome() is Outcome.SETTLED

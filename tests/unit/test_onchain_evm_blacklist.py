@@ -11,7 +11,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError, Time
 from rpcsvc.settlement.onchain.evm.adapter import KEPT_MS, WAIT_SECONDS, Blacklist
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import EvmCall, Reverted, Tag
-from rpcsvc.settlement.onchain.evm.records import EvmNetwork
+from tests.chain_options import evm_network
 from tests.logs import logs_of
 
 TOKEN = "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"
@@ -45,7 +45,7 @@ class Clock:
 
 
 def blacklist(node: Node, clock: Clock) -> Blacklist:
-    return Blacklist(EvmConnection(node, EvmNetwork("optimism", 10, TOKEN)), clock)
+    return Blacklist(EvmConnection(node, evm_network("optimism", 10, TOKEN)), clock)
 
 
 async def test_listed_address_is_reported_and_cached() -> None:

@@ -13,7 +13,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NotSent
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Tag
-from rpcsvc.settlement.onchain.evm.records import EvmNetwork
+from tests.chain_options import evm_network
 
 TOKEN = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
 HEAD = Block(7, "0x" + "07" * 32, "0x" + "06" * 32, 1_800_000_000, 1)
@@ -71,7 +71,7 @@ def fail(connection: EvmConnection) -> None:
 
 async def test_check_begun_before_a_failure_does_not_clear_it() -> None:
     node = Node()
-    connection = EvmConnection(node, EvmNetwork("arbitrum", 42161, TOKEN))
+    connection = EvmConnection(node, evm_network("arbitrum", 42161, TOKEN))
     await connection.check()
     node.answers.clear()
     node.was_asked.clear()
@@ -91,7 +91,7 @@ async def test_check_begun_before_a_failure_does_not_clear_it() -> None:
 
 
 async def test_a_check_after_the_failure_makes_it_right_again() -> None:
-    connection = EvmConnection(Node(), EvmNetwork("arbitrum", 42161, TOKEN))
+    connection = EvmConnection(Node(), evm_network("arbitrum", 42161, TOKEN))
     await connection.check()
     fail(connection)
     assert await connection.check() == HEAD
@@ -100,7 +100,7 @@ async def test_a_check_after_the_failure_makes_it_right_again() -> None:
 
 async def test_stalled_chain_is_reported_though_its_node_answers() -> None:
     node, now = Node(), [0]
-    connection = EvmConnection(node, EvmNetwork("arbitrum", 42161, TOKEN, block_seconds=12.0))
+    connection = EvmConnection(node, evm_network("arbitrum", 42161, TOKEN, block_seconds=12.0))
     connection._stall_detector._steady = lambda: now[0]
     assert (connection.stall(), connection.block_age()) == (None, None), "nobody has looked"
     assert connection.height() is None

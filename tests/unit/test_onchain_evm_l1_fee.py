@@ -31,6 +31,7 @@ from rpcsvc.settlement.onchain.evm.records import (
     EvmPaymentOrder,
     EvmPurpose,
 )
+from tests.chain_options import evm_network
 
 TypedTransaction = keys._load("eth_account.typed_transactions.typed_transaction").TypedTransaction
 
@@ -38,7 +39,7 @@ GWEI = 10**9
 ORACLE = "0x420000000000000000000000000000000000000F"
 TOKEN = "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"
 HOT = "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"
-NETWORK = EvmNetwork("optimism", 10, TOKEN, l1_fee_oracle=ORACLE)
+NETWORK = evm_network("optimism", 10, TOKEN, l1_fee_oracle=ORACLE)
 REFUSAL = NodeError("node", "eth_call", -32000, "header not found")
 REVERTED = Reverted(NodeError("node", "eth_call", 3, "execution reverted"))
 SILENCE = TimedOut("node", "eth_call", "no answer in time")

@@ -19,14 +19,14 @@ from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces
-from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import evm_network
 from tests.rows import statement
 from tests.unit.evm_payments import HOT, NET, payment
 
-NETWORK = EvmNetwork(NET, 42161, "0xToken")
+NETWORK = evm_network(NET, 42161, "0xToken")
 
 
 class Node(EvmClient):

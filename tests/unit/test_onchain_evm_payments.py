@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.domain.money import LARGEST_INTEGER
+from rpcsvc.health import faults
 from rpcsvc.settlement.onchain.evm.gas import (
     GasPrice,
     first_price,
@@ -401,7 +402,7 @@ def test_a_condition_holds_until_it_is_dropped() -> None:
     conditions.set("a", "first")
     conditions.set("b", "second")
     conditions.set("a", "first, changed")
-    assert conditions.texts() == ["first, changed", "second"]
+    assert conditions.present() == faults("first, changed", "second")
     conditions.set("a", None)
     conditions.set("c", None)
-    assert conditions.texts() == ["second"]
+    assert conditions.present() == faults("second")

@@ -27,16 +27,16 @@ from rpcsvc.settlement.onchain.evm.presence import (
 from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
     BlockPoint,
-    EvmNetwork,
     EvmPayment,
     EvmPaymentOrder,
     EvmPaymentState,
     EvmPurpose,
 )
+from tests.chain_options import evm_network
 from tests.unit.evm_chain import HOT, STRANGER, TOKEN, USER
 
 NONCE = 7
-NETWORK = EvmNetwork(
+NETWORK = evm_network(
     "arbitrum", 42161, TOKEN, settled_after=20, failed_after=60, block_seconds=0.25
 )
 A_MINUTE = 240
@@ -130,7 +130,7 @@ async def test_one_of_our_own_in_a_block_is_never_a_failure(txid: str) -> None:
         assert judged.payment.conflict == BlockPoint(4_990, "0x4990")
         assert judged.payment.state is EvmPaymentState.PUBLISHED
         rig.node.top += 10 * NETWORK.failed_after
-    (reported,) = rig.conditions.texts()
+    (reported,) = [each.text for each in rig.conditions.present()]
     assert "shows no receipt" in reported
 
 
@@ -140,11 +140,11 @@ async def test_payout_without_a_proof_stays_unknown_and_warns(lacks: str) -> Non
     rig.node.oldest = 5_000 if lacks == "states" else 0
     rig.node.bodies = lacks != "bodies"
     assert (await rig.judge()).verdict.outcome is Outcome.UNKNOWN
-    assert rig.conditions.texts() == []
+    assert rig.conditions.present() == []
     rig.node.top += NETWORK.failed_after
     for _ in range(3):
         assert (await rig.judge()).verdict.outcome is Outcome.UNKNOWN
-        (reported,) = rig.conditions.texts()
+        (reported,) = [each.text for each in rig.conditions.present()]
         assert "tr_1 on arbitrum can't be proved: nonce 7" in reported
         rig.node.top += 1_000
 
@@ -156,7 +156,7 @@ async def test_another_one_in_a_deep_block_is_a_failure_and_is_named() -> None:
     rig.node.top += NETWORK.failed_after - 1
     verdict = (await rig.judge()).verdict
     assert (verdict.outcome, "0xother" in verdict.reason) == (Outcome.FAILED, True)
-    assert rig.conditions.texts() == []
+    assert rig.conditions.present() == []
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ async def test_unrecorded_copy_that_moved_nothing_fails_the_payout(
     verdict = (await rig.judge()).verdict
     assert verdict.outcome is outcome
     assert "0xraised" in verdict.reason
-    reported = ["is not on record" in text for text in rig.conditions.texts()]
+    reported = ["is not on record" in each.text for each in rig.conditions.present()]
     assert reported == ([] if outcome is Outcome.FAILED else [True])
 
 

@@ -10,29 +10,12 @@ from rpcsvc.settlement.onchain.adapter import ChainAdapter, ServedNetwork
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.deposits import is_timelocked
 from rpcsvc.settlement.onchain.monero.records import (
-    MoneroOptions,
     MoneroPayment,
-    MoneroPurpose,
     Threshold,
 )
+from tests.chain_options import monero_options
 
 XMR = 10**12
-
-
-def payment(name: str, *images: str) -> MoneroPayment:
-    return MoneroPayment(
-        name,
-        MoneroPurpose.TRANSFER,
-        "4x",
-        XMR,
-        5,
-        f"txid-{name}",
-        "raw",
-        "meta",
-        "key",
-        images,
-        1000,
-    )
 
 
 def adapter(made: MoneroAdapter) -> tuple[ChainAdapter, ServedNetwork]:
@@ -55,7 +38,7 @@ def adapter(made: MoneroAdapter) -> tuple[ChainAdapter, ServedNetwork]:
 )  # fmt: skip
 def test_options_that_can_not_be_meant_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):
-        MoneroOptions(**wrong)
+        monero_options(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +46,12 @@ def test_options_that_can_not_be_meant_are_refused(wrong: dict[str, Any]) -> Non
     [(0, 10), (1, 10), (50 * XMR - 1, 10), (50 * XMR, 20), (10**18, 20)],
 )
 def test_confirmations_rise_with_the_value(units: int, needed: int) -> None:
-    assert MoneroOptions().required_confirmations(units) == needed
+    assert monero_options().required_confirmations(units) == needed
 
 
 def test_no_password_is_shown() -> None:
-    assert "secret" not in repr(MoneroOptions(wallet_password="secret"))
-    assert "raw" not in repr(payment("a")).replace("withdrawn", "")
+    assert "secret" not in repr(monero_options(wallet_password="secret"))
+    assert {"raw", "metadata", "tx_key"} <= MoneroPayment.HIDDEN
 
 
 @pytest.mark.parametrize(

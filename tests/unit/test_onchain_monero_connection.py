@@ -18,9 +18,10 @@ from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import AddressCheck, WalletCode
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import monero_options
 
 GAP_MS = 40 * 60_000
-OPTIONS = MoneroOptions(nettype="stagenet", wallet_file="w", wallet_password="p")
+OPTIONS = monero_options(nettype="stagenet", wallet_file="w", wallet_password="p")
 IN_STEP = NodeInfo(100, "h99", "stagenet", True, False, False, 0, 0, "0.18")
 
 
@@ -40,7 +41,7 @@ async def test_stalled_chain_is_reported_though_its_node_is_in_sync(
 ) -> None:
     """On regtest, where blocks are mined on request, a stall is not reported."""
     node, now = Node(nettype), [0]
-    options = MoneroOptions(nettype=nettype)
+    options = monero_options(nettype=nettype)
     nobody = cast("Any", None)
     connection = MoneroConnection(cast("Any", node), nobody, nobody, options)
     connection._stall_detector._steady = lambda: now[0]
@@ -167,9 +168,9 @@ async def test_a_service_stays_on_the_network_of_its_first_start(pair: Pair) -> 
     with pytest.raises(ChainUnusable, match="the wallet is of mainnet, not of stagenet"):
         await pair.connection().check_wallet()
     assert await pair.ledger.wallet() is None
-    pair.options = MoneroOptions(nettype="fakechain")
+    pair.options = monero_options(nettype="fakechain")
     await pair.connection().check_wallet()
-    pair.options = MoneroOptions(nettype="mainnet")
+    pair.options = monero_options(nettype="mainnet")
     with pytest.raises(ChainUnusable, match="first started on fakechain"):
         await pair.connection().check_wallet()
 
@@ -186,7 +187,7 @@ async def test_nothing_is_opened_by_guessing(
     pair: Pair, file: str | None, code: WalletCode
 ) -> None:
     pair.daemons.is_open, pair.daemons.failure = False, code
-    pair.options = MoneroOptions(nettype="stagenet", wallet_file=file)
+    pair.options = monero_options(nettype="stagenet", wallet_file=file)
     with pytest.raises(NodeError):
         await pair.connection().check_wallet()
     assert pair.daemons.opened == []

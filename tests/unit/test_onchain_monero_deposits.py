@@ -22,7 +22,7 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo, NodeTransaction
-from rpcsvc.settlement.onchain.monero.records import MoneroOptions, Threshold, WalletRecord
+from rpcsvc.settlement.onchain.monero.records import Threshold, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Output,
     OutputFilter,
@@ -33,10 +33,11 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransferKind,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import monero_options
 from tests.logs import captured
 
 XMR = 10**12
-OPTIONS = MoneroOptions(
+OPTIONS = monero_options(
     nettype="fakechain", thresholds=(Threshold(0, 3), Threshold(50 * XMR, 5)), tracked_blocks=8
 )
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED

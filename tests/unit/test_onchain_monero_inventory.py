@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Severity, texts_of
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut, TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.inventory import MoneroInventory
@@ -21,7 +22,6 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroFees, MoneroPayments
 from rpcsvc.settlement.onchain.monero.records import (
-    MoneroOptions,
     MoneroPayment,
     MoneroPaymentOrder,
     MoneroPaymentState,
@@ -30,11 +30,12 @@ from rpcsvc.settlement.onchain.monero.records import (
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Balance, Output, SubaddressIndex
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import monero_options
 from tests.logs import captured
 from tests.sandbox import ManualClock
 
 XMR = 10**12
-OPTIONS = MoneroOptions(nettype="fakechain")
+OPTIONS = monero_options(nettype="fakechain")
 
 
 def output(number: int, units: int, minor: int = 0, *, unlocked: bool = True) -> Output:
@@ -175,11 +176,11 @@ async def test_unlistable_outputs_leave_the_balance_known(
     assert (held.unlocked, held.locked) == (11 * XMR + 500, 4 * XMR + 500)
     assert held.max_now == 3 * XMR - rig.fees.typical()
     assert (held.outputs, held.seconds_to_unlock) == (2, 1200)
-    assert "more outputs than one answer can list" in str(rig.inventory.problem)
+    assert "more outputs than one answer can list" in (reported(rig) or "")
     assert [item["event"] for item in rig.logged] == ["monero_outputs_exceeded"]
     rig.wallet.most = 2000
     await rig.poll("c")
-    assert rig.inventory.problem is None
+    assert reported(rig) is None
     assert rig.inventory.available.unlocked == 11 * XMR + 500
     assert rig.inventory.available.max_now > 10 * XMR
 
@@ -392,8 +393,10 @@ async def upkeep_of(rig: Rig, **options: Any) -> Payments:
 
 
 def reported(rig: Rig) -> str | None:
-    """Why outputs are left as they are, for the operator."""
-    return rig.inventory.postponed
+    """The note for the operator, of which there is one at most."""
+    texts = texts_of(rig.inventory.conditions(), Severity.NOTE)
+    assert len(texts) <= 1
+    return texts[0] if texts else None
 
 
 async def test_upkeep_that_would_cost_too_much_is_never_signed(rig: Rig) -> None:

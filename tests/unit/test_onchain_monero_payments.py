@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import faults
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
@@ -34,7 +35,6 @@ from rpcsvc.settlement.onchain.monero.monerod import (
 )
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.records import (
-    MoneroOptions,
     MoneroPayment,
     MoneroPaymentOrder,
     MoneroPaymentState,
@@ -50,13 +50,14 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletCode,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import monero_options
 from tests.recording import sign
 from tests.sandbox import ManualClock
 
 XMR = 10**12
 FEE = 1000
 OWN = "4primary"
-OPTIONS = MoneroOptions(nettype="fakechain", settled_after=3, failed_after=5, highest_fee=FEE)
+OPTIONS = monero_options(nettype="fakechain", settled_after=3, failed_after=5, highest_fee=FEE)
 MINUTE_MS = 60_000
 GOOD = AddressCheck(valid=True, integrated=False, subaddress=False, nettype="mainnet")
 SHORT_OF_MONEY = (
@@ -625,7 +626,7 @@ async def test_input_that_is_unspent_again_is_reported_no_longer(rig: Rig, is_ba
     rig.node.spent = {"a"}
     assert (await rig.payments.look_up(made)).outcome is Outcome.UNKNOWN
     rig.clock.now += 61 * MINUTE_MS
-    assert "something has spent an input" in (await rig.payments.stuck() or "")
+    assert "something has spent an input" in (await rig.payments.conditions())[0].text
     rig.node.spent = set()
     rig.node.known = {"tx1": None} if is_back else {}
     await rig.payments.look_up(made)
@@ -633,7 +634,7 @@ async def test_input_that_is_unspent_again_is_reported_no_longer(rig: Rig, is_ba
         "payment tr_1 was published and is not mined for long, since 2025-11-20T22:33:20.000Z"
     )
     end = "; if its node refuses it for good: rpcsvc payouts close tr_1 --note TEXT"
-    assert await rig.payments.stuck() == reported + end
+    assert await rig.payments.conditions() == faults(reported + end)
 
 
 async def test_abandoned_payment_found_on_the_chain_is_reported(
@@ -652,20 +653,20 @@ async def test_abandoned_payment_found_on_the_chain_is_reported(
 async def test_payment_that_makes_no_progress_is_reported_in_time(rig: Rig) -> None:
     made = await rig.prepared(transfer())
     rig.clock.now += 10 * MINUTE_MS
-    assert await rig.payments.stuck() is None
+    assert await rig.payments.conditions() == []
     rig.clock.now += 1
     reported = (
         "payment tr_1 is signed and the network does not take it, since 2025-11-20T22:33:20.000Z"
     )
-    assert await rig.payments.stuck() == reported
+    assert await rig.payments.conditions() == faults(reported)
     assert (await rig.payments.publish(made)).outcome is Outcome.PENDING
     rig.clock.now += 60 * MINUTE_MS
-    assert await rig.payments.stuck() is None, "an hour from the relay, not from the signature"
+    assert await rig.payments.conditions() == [], "an hour from the relay, not from the signature"
     rig.clock.now += 1
-    assert "not mined for long" in (await rig.payments.stuck() or "")
+    assert "not mined for long" in (await rig.payments.conditions())[0].text
     rig.node.known["tx1"] = rig.node.top
     await rig.payments.look_up(made)
-    assert await rig.payments.stuck() is None
+    assert await rig.payments.conditions() == []
 
 
 async def test_signed_and_unpublished_payment_keeps_the_wallet_busy(rig: Rig) -> None:

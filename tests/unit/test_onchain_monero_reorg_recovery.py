@@ -42,18 +42,18 @@ async def test_settled_payment_is_reported_while_it_is_in_no_block(
     logs = captured(monkeypatch, MODULE)
     made = await rig.put("tr_1", MoneroPaymentState.SETTLED, 98)
     await rig.poll()
-    assert rig.recovery.gone is None
+    assert not rig.faults
     rig.node.known[made.txid] = None
     for _ in range(2 * OPTIONS.tracked_blocks):
         await rig.poll(blocks=1)
-        assert "payment tr_1 was settled and a reorganisation" in (rig.recovery.gone or "")
-        assert "(in the pool)" in (rig.recovery.gone or "")
+        assert "payment tr_1 was settled and a reorganisation" in rig.faults
+        assert "(in the pool)" in rig.faults
     events = [item["event"] for item in logs.entries]
     assert events.count("monero_settled_payment_dropped") == 1
     assert rig.node.submitted == []
     rig.node.known[made.txid] = rig.node.top
     await rig.poll(blocks=1)
-    assert rig.recovery.gone is None
+    assert not rig.faults
     assert await rig.height("tr_1") == rig.node.top - 1
 
 
@@ -64,7 +64,7 @@ async def test_payment_that_is_just_being_mined_is_not_dropped(rig: ReorgRig) ->
     rig.node.misses = {made.txid}
     await rig.poll()
     assert rig.node.submitted == []
-    assert rig.recovery.gone is None
+    assert not rig.faults
     assert await rig.height("tr_1") == rig.node.top
 
 
@@ -76,18 +76,18 @@ async def test_payment_missing_at_the_node_is_resent_until_mined(rig: ReorgRig) 
         await rig.poll(blocks=1)
         for _ in range(3):
             await rig.poll()
-            assert "published again (invalid)" in (rig.recovery.gone or "")
+            assert "published again (invalid)" in rig.faults
     assert await rig.height("tr_1") is None
     assert rig.node.submitted == [made.txid] * 2, "what is invalid is so until the next block"
     rig.node.says = MoneroSubmission.ACCEPTED
     await rig.poll(blocks=1)
-    assert "published again (accepted)" in (rig.recovery.gone or "")
+    assert "published again (accepted)" in rig.faults
     await rig.poll(blocks=1)
-    assert "(in the pool)" in (rig.recovery.gone or "")
+    assert "(in the pool)" in rig.faults
     assert rig.node.submitted == [made.txid] * 3
     rig.node.known[made.txid] = rig.node.top
     await rig.poll(blocks=1)
-    assert rig.recovery.gone is None
+    assert not rig.faults
 
 
 async def test_what_settled_long_ago_is_not_asked_about(rig: ReorgRig) -> None:
@@ -109,7 +109,7 @@ async def test_only_waiting_abandoned_payments_are_offered_again(
     await rig.poll()
     assert rig.node.flushed == rig.node.submitted == [made.txid]
     assert other.txid not in rig.node.submitted
-    assert rig.recovery.problem is None
+    assert not rig.notes
 
 
 async def test_node_that_never_forgets_is_reported_until_mined(rig: ReorgRig) -> None:
@@ -117,11 +117,11 @@ async def test_node_that_never_forgets_is_reported_until_mined(rig: ReorgRig) ->
     rig.node.dropped, rig.node.is_restricted = {made.txid}, True
     for _ in range(2):
         await rig.poll(blocks=1)
-        assert f"flush_txpool {made.txid}" in (rig.recovery.problem or "")
+        assert f"flush_txpool {made.txid}" in rig.notes
     assert rig.node.submitted == []
     await rig.ledger.put_payment(replace(made, height=rig.node.top))
     await rig.poll(blocks=1)
-    assert rig.recovery.problem is None
+    assert not rig.notes
 
 
 async def test_pool_is_read_once_a_block_and_only_for_waiting_ones(rig: ReorgRig) -> None:
@@ -162,7 +162,7 @@ async def test_an_unrelayed_payment_is_relayed_with_the_next_block(rig: ReorgRig
     await rig.poll(blocks=1)
     assert rig.node.relayed == [made.txid], "once it is relayed it has time to be mined"
     assert rig.node.submitted == rig.node.flushed == []
-    assert rig.recovery.waiting is None
+    assert not rig.notes
 
 
 async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(rig: ReorgRig) -> None:
@@ -170,20 +170,21 @@ async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(rig: Reor
     made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     for blocks in range(3):
         await rig.poll(blocks=min(blocks, 1))
-        assert (rig.node.relayed, rig.recovery.waiting) == ([], None)
+        assert (rig.node.relayed, rig.notes) == ([], "")
     for blocks in range(3, 10):
         await rig.poll(blocks=1)
-        assert f"published at 1970-01-01T00:00:01.000Z, waits in the node's pool for {blocks}" in (
-            rig.recovery.waiting or ""
+        assert (
+            f"published at 1970-01-01T00:00:01.000Z, waits in the node's pool for {blocks}"
+            in rig.notes
         )
-        assert rig.recovery.overdue is None
+        assert not rig.faults
     await rig.poll(blocks=1)
-    assert "waits in the node's pool for 10 blocks" in (rig.recovery.overdue or "")
+    assert "waits in the node's pool for 10 blocks" in rig.faults
     assert rig.node.relayed == [made.txid] * 8
     await rig.ledger.put_payment(replace(made, height=rig.node.top))
     rig.node.known[made.txid] = rig.node.top
     await rig.poll(blocks=1)
-    assert (rig.recovery.waiting, rig.recovery.overdue) == (None, None)
+    assert (rig.notes, rig.faults) == ("", "")
 
 
 async def test_blocks_are_counted_anew_after_a_mined_payment_is_lost(rig: ReorgRig) -> None:
@@ -201,10 +202,10 @@ async def test_a_node_that_does_not_relay_names_the_command(rig: ReorgRig) -> No
     made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     rig.node.unrelayed, rig.node.is_restricted = {made.txid}, True
     await rig.poll()
-    assert f"relay_tx {made.txid}" in (rig.recovery.problem or "")
+    assert f"relay_tx {made.txid}" in rig.notes
     rig.node.is_restricted = False
     await rig.poll(blocks=1)
-    assert rig.recovery.problem is None
+    assert not rig.notes
 
 
 # --- reorged out for good ------------------------------------------------------------------------
@@ -241,4 +242,4 @@ async def test_a_split_that_comes_back_in_time_is_kept(rig: ReorgRig) -> None:
         rig.node.known[made.txid] = rig.node.top
         await rig.poll(blocks=1)
     assert (await rig.known("upkeep")).state is MoneroPaymentState.SETTLED
-    assert rig.recovery.gone is None
+    assert not rig.faults

@@ -29,7 +29,6 @@ from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
 from rpcsvc.settlement.onchain.monero.records import (
     Cursor,
-    MoneroOptions,
     MoneroPayment,
     MoneroPaymentState,
     MoneroPurpose,
@@ -42,9 +41,10 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransferKind,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import monero_options
 
 NOW = 1_700_000_000_000
-OPTIONS = MoneroOptions(nettype="fakechain", settled_after=3, failed_after=5)
+OPTIONS = monero_options(nettype="fakechain", settled_after=3, failed_after=5)
 SIGNED_AT = 3_000_000  # the height
 OURS, RIVAL, OTHER = "ours", "rival", "other"
 BODIES = {
@@ -194,7 +194,7 @@ async def test_spent_key_image_with_an_unshown_payment_proves_nothing(rig: Rig) 
     assert payment.state is MoneroPaymentState.PUBLISHED
     assert await rig.ledger.live_key_images(payment.key_images) == set(payment.key_images)
     rig.clock.now += 3_600_000
-    assert "something has spent an input of it" in (await rig.payments().stuck() or "")
+    assert "something has spent an input of it" in (await rig.payments().conditions())[0].text
 
 
 @pytest.mark.parametrize("restarts", [False, True])

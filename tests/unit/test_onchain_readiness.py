@@ -6,8 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
-from rpcsvc.settlement.onchain.evm.records import EvmNetwork
-from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.readiness import (
     MoneroFound,
     NetworkFound,
@@ -18,11 +16,12 @@ from rpcsvc.settlement.onchain.readiness import (
     network_checks,
     usdc_floor_check,
 )
+from tests.chain_options import evm_network, monero_options
 
 XMR, USDC, ETHER = 10**12, 10**6, 10**18
 HOT, PRIMARY = "0xHot", "4Primary"
-OPTIONS = MoneroOptions(nettype="fakechain")
-ARBITRUM = EvmNetwork("arbitrum", 42161, "0xToken", gas_reserve=ETHER // 100)
+OPTIONS = monero_options(nettype="fakechain")
+ARBITRUM = evm_network("arbitrum", 42161, "0xToken", gas_reserve=ETHER // 100)
 FUNDED = XmrHeld(unlocked=3 * XMR, locked=XMR, outputs=20, large=16, blocks_to_unlock=4)
 WELL = MoneroFound(100, primary_address=PRIMARY, held=FUNDED)
 NETWORK = NetworkFound(ARBITRUM, None, HotBalances(ETHER, 5 * USDC, 7))

@@ -11,26 +11,22 @@ from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import OnchainSettings, chains_toml
 from rpcsvc.settlement.onchain.wiring import (
     evm_nodes,
-    evm_options,
     monero_options,
     served_chains,
 )
 
 
-def test_the_pools_are_as_large_as_the_settings_say() -> None:
-    settings = OnchainSettings(xmr_addresses=2_000, usdc_addresses=600)
-    xmr, usdc = monero_options(settings), evm_options(settings)
+def test_the_pool_is_as_large_as_the_settings_say() -> None:
+    settings = OnchainSettings(xmr_addresses=2_000)
+    xmr = monero_options(settings)
     assert (xmr.pool_target, xmr.pool_low, xmr.reserve) == (2_000, 1_500, 500)
-    assert (usdc.pool_target, usdc.pool_low) == (600, 300)
 
 
 @pytest.mark.parametrize("addresses", [64, 65, 256, 100_000])
 def test_reserved_addresses_never_exceed_the_pool(addresses: int) -> None:
-    settings = OnchainSettings(xmr_addresses=addresses, usdc_addresses=addresses)
-    xmr, usdc = monero_options(settings), evm_options(settings)
+    xmr = monero_options(OnchainSettings(xmr_addresses=addresses))
     assert 0 < xmr.reserve <= xmr.pool_target == addresses
     assert 0 < xmr.pool_low <= xmr.pool_target
-    assert 0 < usdc.pool_low <= usdc.pool_target == addresses
 
 
 def test_default_pool_serves_a_burst_of_a_hundred_orders() -> None:
@@ -69,7 +65,7 @@ def test_usdc_is_of_test_networks_where_the_xmr_is(monero: Any) -> None:
         if has_test_networks
         else (chain.chain_id, chain.usdc_contract)
     )
-    assert evm_options(settings).test_networks is has_test_networks
+    assert settings.has_test_networks is has_test_networks
 
 
 @pytest.mark.parametrize("name", ["etherum", "Ethereum", "eth"])

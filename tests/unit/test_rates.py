@@ -13,12 +13,10 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.rates import sources as rate_sources
 from rpcsvc.rates.sources import (
-    Agreement,
     ClockReading,
     FixedRate,
     HttpSource,
@@ -28,10 +26,11 @@ from rpcsvc.rates.sources import (
     agree,
     price_in,
 )
+from rpcsvc.settings_onchain import RatesSettings
 from tests.sandbox import ManualClock
 
 NOW = ManualClock().now
-RULE = Agreement(max_age_ms=60_000, quorum=2, max_spread_bps=200)
+RULE = RatesSettings(max_age_seconds=60, quorum=2, max_spread_bps=200)
 
 
 def at(ms: int = 0) -> ClockReading:
@@ -248,7 +247,7 @@ async def test_a_source_that_fails_leaves_the_price_until_it_is_stale(
     log, clock = Log(), ManualClock()
     monkeypatch.setattr("rpcsvc.rates.sources.log", log)
     sources = [Scripted("a", 165, None, None, 170), Scripted("b", 165, None, None, 170)]
-    rates = MedianRate(sources, clock, RULE, every_ms=10_000)
+    rates = MedianRate(sources, clock, RULE)
     async with ClientSession() as session:
         with pytest.raises(Unavailable):
             rates.rate()
@@ -280,9 +279,13 @@ class Rising:
 
 
 async def test_the_sources_are_asked_again_and_again() -> None:
+    async def pause(seconds: float) -> None:
+        assert seconds == RULE.every_seconds
+        await asyncio.sleep(0)
+
     source = Rising()
-    rates = MedianRate([source], ManualClock(), replace(RULE, quorum=1), every_ms=1)
-    asking = asyncio.create_task(rates.run())
+    rates = MedianRate([source], ManualClock(), RatesSettings(quorum=1))
+    asking = asyncio.create_task(rates.run(pause))
     await asyncio.wait_for(source.third.wait(), 10)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
@@ -300,7 +303,7 @@ async def test_the_sources_are_asked_again_and_again() -> None:
 async def test_a_clock_that_is_set_makes_no_old_price_fresh(wall_ms: int, steady_ms: int) -> None:
     clock, steady = ManualClock(), ManualClock()
     sources = [Scripted("a", 165, None, 170), Scripted("b", 165, None, 170)]
-    rates = MedianRate(sources, clock, RULE, every_ms=10_000, steady=steady.now_ms)
+    rates = MedianRate(sources, clock, RULE, steady=steady.now_ms)
     async with ClientSession() as session:
         await rates.refresh(session)
         clock.now += wall_ms
@@ -316,7 +319,7 @@ async def test_a_clock_that_is_set_makes_no_old_price_fresh(wall_ms: int, steady
 async def test_spread_is_of_fresh_prices_though_they_contradict() -> None:
     clock, steady = ManualClock(), ManualClock()
     sources = [Scripted("a", 100, None), Scripted("b", 110, 105)]
-    rates = MedianRate(sources, clock, RULE, every_ms=10_000, steady=steady.now_ms)
+    rates = MedianRate(sources, clock, RULE, steady=steady.now_ms)
     assert rates.spread_bps() is None
     async with ClientSession() as session:
         await rates.refresh(session)
@@ -330,7 +333,7 @@ async def test_spread_is_of_fresh_prices_though_they_contradict() -> None:
 
 def test_a_quorum_that_can_never_be_met_is_refused() -> None:
     with pytest.raises(ValueError, match="quorum of 2 among 1"):
-        MedianRate([Scripted("a")], ManualClock(), RULE, every_ms=1)
+        MedianRate([Scripted("a")], ManualClock(), RULE)
 
 
 def test_a_fixed_price_is_as_of_now() -> None:

@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,7 +31,7 @@ from rpcsvc import verify
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.operations.service import attested_terms
-from rpcsvc.signing.keys import HANDOVER_SECONDS, KeyRing, SigningKeyError
+from rpcsvc.signing.keys import HANDOVER_SECONDS, KeyRing, SigningKey, SigningKeyError
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.verify import Exchange, Expected, OrderTerms, verify_attestation, verify_response
 from tests.unit.orders import terms as terms_of_an_order
@@ -791,29 +792,42 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Failing]:
 FAILURES = pytest.mark.parametrize("failure", [Crash, OSError])
 
 
+def stopped_at_each_step(
+    folder: Path,
+    failing: Failing,
+    failure: type[BaseException],
+    act: Callable[[KeyRing], object],
+    clock: SetClock,
+) -> Iterator[tuple[Path, KeyRing, SigningKey, KeyRing]]:
+    """Stop the change of a new ring at its first step, at its second, and so on to its end.
+
+    Yields the folder, the ring, its first key, and the ring that the next process reads.
+    """
+    for step in range(1, 100):
+        keys = folder / str(step) / "keys"
+        ring = KeyRing.load_or_create(keys, clock, Counter())
+        old = ring.current
+        failing.run(step, failure, partial(act, ring))
+        reached = failing.count >= step
+        yield keys, ring, old, KeyRing.load_or_create(keys, clock, os.urandom)
+        if not reached:
+            break
+    assert step > 8
+
+
 @FAILURES
 def test_rotation_stopped_at_any_step_leaves_a_usable_ring(
     tmp_path: Path, failing: Failing, failure: type[BaseException]
 ) -> None:
-    clock = SetClock()
-    outcomes = []
-    for step in range(1, 100):
-        keys = tmp_path / str(step) / "keys"
-        ring = KeyRing.load_or_create(keys, clock, Counter())
-        old = ring.current
-        failing.run(step, failure, ring.rotate)
-        reached = failing.count >= step
-        found = KeyRing.load_or_create(keys, clock, os.urandom)
+    clock, outcomes = SetClock(), []
+    steps = stopped_at_each_step(tmp_path, failing, failure, KeyRing.rotate, clock)
+    for keys, ring, old, found in steps:
         rotated = found.current.kid != old.kid
         outcomes.append(rotated)
         assert ([key.kid for key in found.retired] == [old.kid]) is rotated
-        signer = ResponseSigner(ring, clock)
-        assert signer.jwks() == found.jwks()
+        assert ResponseSigner(ring, clock).jwks() == found.jwks()
         assert found.rotate().kid not in {old.kid, ring.current.kid}
         assert [path.name for path in keys.iterdir()] == ["ring.json"]
-        if not reached:
-            break
-    assert len(outcomes) > 8
     assert outcomes[0] is False
     assert outcomes[-1] is True
     assert outcomes == sorted(outcomes)
@@ -823,20 +837,12 @@ def test_rotation_stopped_at_any_step_leaves_a_usable_ring(
 def test_preparing_stopped_at_any_step_leaves_a_usable_ring(
     tmp_path: Path, failing: Failing, failure: type[BaseException]
 ) -> None:
-    clock = SetClock()
-    outcomes = []
-    for step in range(1, 100):
-        keys = tmp_path / str(step) / "keys"
-        ring = KeyRing.load_or_create(keys, clock, Counter())
-        failing.run(step, failure, ring.prepare)
-        reached = failing.count >= step
-        found = KeyRing.load_or_create(keys, clock, os.urandom)
+    clock, outcomes = SetClock(), []
+    steps = stopped_at_each_step(tmp_path, failing, failure, KeyRing.prepare, clock)
+    for _, ring, _, found in steps:
         outcomes.append(found.next is not None)
         assert found.current == ring.current
         assert ResponseSigner(ring, clock).jwks() == found.jwks()
-        if not reached:
-            break
-    assert len(outcomes) > 8
     assert outcomes == sorted(outcomes)
     assert outcomes[0] is not outcomes[-1]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
-from rpcsvc.settlement.onchain.evm.records import EvmOptions
 from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit, UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
@@ -28,14 +28,15 @@ async def write(database: Database, *rows: tuple[str, tuple[object, ...]]) -> No
 
 
 class NotingAdapter(EvmAdapter):
-    """An adapter for two networks without notes, and with its ledger of unrecorded transactions."""
+    """An adapter for two networks without conditions, and its ledger of unrecorded transactions."""
 
     def __init__(self, ledger: Any) -> None:
         anything = cast("Any", None)
         ledgers = Ledgers(anything, anything, ledger, anything)
         switch = PauseSwitch(Path())
-        super().__init__([], anything, anything, ledgers, ManualClock(), EvmOptions(), switch)
-        self.networks = dict.fromkeys(("arbitrum", "base"), Mock(notes=list))
+        super().__init__([], anything, anything, ledgers, ManualClock(), OnchainSettings(), switch)
+        well = Mock(conditions=AsyncMock(return_value=[]))
+        self.networks = dict.fromkeys(("arbitrum", "base"), well)
 
 
 async def test_deposit_on_another_network_names_the_order_it_fits(
@@ -65,8 +66,8 @@ async def test_deposit_on_another_network_names_the_order_it_fits(
         assert await ledger.unattributed_deposits() == [lost, misdirected]
 
         adapter = NotingAdapter(ledger)
-        (note,) = await adapter.notes()
-        assert note.startswith("2 deposits of 5 USDC in all are of no order: lost on arbitrum")
+        (note,) = await adapter.conditions()
+        assert note.text.startswith("2 deposits of 5 USDC in all are of no order: lost on arbitrum")
         annotation = (
             "INSERT INTO annotated_transactions (network, txid, note, at)"
             " VALUES (?, ?, 'sent back', 1)"
@@ -74,11 +75,11 @@ async def test_deposit_on_another_network_names_the_order_it_fits(
         await write(database, (annotation, ("arbitrum", "lost")))
         assert (
             f"elsewhere on base came to the address of order {placed.order_id}"
-            in (await adapter.notes())[0]
+            in (await adapter.conditions())[0].text
         )
 
         await write(database, (_ACKNOWLEDGE, ("removed", "elsewhere")))
-        assert (await ledger.unattributed_deposits(), await adapter.notes()) == ([], [])
+        assert (await ledger.unattributed_deposits(), await adapter.conditions()) == ([], [])
 
 
 async def test_xmr_at_the_address_of_a_lost_order_is_listed(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ async def test_xmr_at_the_address_of_a_lost_order_is_listed(tmp_path: Path) -> N
     assert await ledger.unattributed_deposits() == [
         UnattributedDeposit("monero", "tx", "8Lost", 7, None)
     ]
-    assert await NotingAdapter(ledger).notes() == [], "it is not USDC"
+    assert await NotingAdapter(ledger).conditions() == [], "it is not USDC"
     await write(database, (acknowledge, ("removed",)))
     assert await ledger.unattributed_deposits() == []
     await database.close()
@@ -112,5 +113,5 @@ async def test_unreachable_database_yields_no_notes(
         raise Unavailable("locked")
 
     monkeypatch.setattr(ledger, "unattributed_deposits", down)
-    assert await NotingAdapter(ledger).notes() == []
+    assert await NotingAdapter(ledger).conditions() == []
     await database.close()

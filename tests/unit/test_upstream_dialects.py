@@ -576,7 +576,9 @@ class UpstreamRequest:
 
         self.server.script.append(does.answer(answer, status=status))
         client = UpstreamClient(
-            ClientOptions(self.dialect.base_url(self.server.url), attempts=1),
+            ClientOptions(
+                self.dialect.base_url(self.server.url), None, plain_http=False, attempts=1
+            ),
             read_error=self.dialect.read_error,
             creations=Budget(5, now=now, sleep=sleep),
             calls=Budget(20, now=now, sleep=sleep),
@@ -754,7 +756,7 @@ def test_an_address_is_the_sites_or_that_of_its_api(url: str, bff: str, v1: str)
 @pytest.mark.parametrize("url", ["https://a.example?key=k", "https://a.example/#part"])
 def test_address_with_a_query_and_no_path_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="no user, query or fragment"):
-        base_url(ClientOptions(BFF.base_url(url)))
+        base_url(ClientOptions(BFF.base_url(url), None, plain_http=False))
 
 
 # --- errors ----------------------------------------------------------------------------------

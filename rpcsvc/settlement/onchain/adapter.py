@@ -15,7 +15,7 @@ from rpcsvc.clock import steady_ms
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.domain.reservations import Holdings
-from rpcsvc.health import Health
+from rpcsvc.health import Condition, Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     NetworkNames,
@@ -160,12 +160,8 @@ class ChainAdapter(Protocol):
         """Make addresses ahead, sweep, and note conditions for the operator, between passes."""
         ...
 
-    async def health(self) -> Health:
-        """Return whether this adapter can settle now."""
-        ...
-
-    async def notes(self) -> list[str]:
-        """Return notes for the operator that delay no order."""
+    async def conditions(self) -> list[Condition]:
+        """Return conditions for the operator. While there is a fault, orders may wait."""
         ...
 
 

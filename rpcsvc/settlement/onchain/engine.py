@@ -25,7 +25,7 @@ from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import InvalidDestination, Unavailable
-from rpcsvc.health import Health
+from rpcsvc.health import Health, Severity, texts_of
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,
@@ -467,9 +467,8 @@ class OnchainEngine(Wallets):
     @override
     async def health(self) -> Health:
         checks = [("payouts", self._guard.health())]
-        checks += [
-            (adapter.asset.symbol, await adapter.health()) for adapter in self._adapters.values()
-        ]
+        found = {item.asset.symbol: await item.conditions() for item in self._adapters.values()}
+        checks += [(symbol, Health.of(conditions)) for symbol, conditions in found.items()]
         checks += [(asset.symbol, watch.health()) for asset, watch in self._watches.items()]
         checks += [(asset.symbol, poll.health()) for asset, poll in self._reconciliations.items()]
         checks += [
@@ -481,7 +480,7 @@ class OnchainEngine(Wallets):
         if self._journal is not None:
             checks.append(("payouts", self._journal.health()))
         wrong = [f"{name}: {check.detail}" for name, check in checks if not check.ok]
-        notes = [text for adapter in self._adapters.values() for text in await adapter.notes()]
+        notes = [text for each in found.values() for text in texts_of(each, Severity.NOTE)]
         return Health(not wrong, "; ".join(wrong + notes) or None)
 
     async def _without_node(self) -> Health:

@@ -41,7 +41,7 @@ from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnemonic
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.journal_replay import JournalWatch, open_journal
@@ -61,6 +61,8 @@ KEY_FILE: Final = "evm-mnemonic"
 _WEI: Final = 10**18
 # More orders than half of this, in the time that a commit takes, find no XMR address ready.
 _LEAST_RESERVE: Final = 256
+# Confirmations of what took the inputs of an XMR payout.
+_FAILED_AFTER: Final = 30
 # int() takes more than people mean by a number: 1_0, digits of any script.
 _COUNT: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 
@@ -167,8 +169,7 @@ def _evm_adapter(
         OpeningLedger(tables),
     )
     nodes = evm_nodes(settings, served, context.lease.has_time)
-    options = evm_options(settings)
-    return EvmAdapter(nodes, context.chains, keys, ledgers, context.clock, options, switch)
+    return EvmAdapter(nodes, context.chains, keys, ledgers, context.clock, settings, switch)
 
 
 async def _engine(
@@ -293,7 +294,7 @@ def monero_options(settings: OnchainSettings) -> MoneroOptions:
             thresholds=tuple(_threshold(text) for text in settings.xmr_confirmations),
             settled_after=settings.xmr_settled_after,
             # A rival of a payout is final no earlier than a payout is.
-            failed_after=max(MoneroOptions().failed_after, settings.xmr_settled_after),
+            failed_after=max(_FAILED_AFTER, settings.xmr_settled_after),
             pool_target=ahead,
             pool_low=ahead * 3 // 4,
             reserve=min(ahead, max(_LEAST_RESERVE, ahead // 4)),
@@ -349,13 +350,8 @@ def evm_nodes(
     return nodes
 
 
-def _has_test_networks(settings: OnchainSettings) -> bool:
-    """Whether the EVM side is of test networks: test XMR must not be swapped for real USDC."""
-    return settings.monero_network in ("stagenet", "testnet")
-
-
 def _network(settings: OnchainSettings, chain: Chain, coin_price: int) -> EvmNetwork:
-    names = NetworkNames.of_usdc(chain, is_test=_has_test_networks(settings))
+    names = NetworkNames.of_usdc(chain, is_test=settings.has_test_networks)
     highest_fee = settings.highest_gas_usd * 10**USDC.decimals * _WEI // coin_price
     depth = chain.confirmations
     return EvmNetwork(
@@ -371,13 +367,6 @@ def _network(settings: OnchainSettings, chain: Chain, coin_price: int) -> EvmNet
         sweep_units=parse_amount(settings.sweep_usdc, USDC).units,
         l1_fee_oracle=chain.l1_fee_oracle,
     )
-
-
-def evm_options(settings: OnchainSettings) -> EvmOptions:
-    """The options of the USDC adapter that hold for all chains."""
-    ahead = settings.usdc_addresses
-    gas = parse_amount(settings.authorization_gas_usd, USDC).units
-    return EvmOptions(ahead, ahead // 2, gas, test_networks=_has_test_networks(settings))
 
 
 # --- both ------------------------------------------------------------------------------------

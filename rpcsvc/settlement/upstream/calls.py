@@ -186,7 +186,8 @@ class Dialect(Struct, frozen=True):
     ``refund_addresses``: an order may be created with a final refundAddress. ``code_of``
     gives a refusal one of CALLER_CODES, or None where nothing is certain. ``messages_for_users``:
     the dialect guarantees error messages that are safe to show (spec 7). ``times_ends``: an order
-    that is over has the time at which it ended.
+    that is over has the time at which it ended. ``*_per_minute``: its published limits for one
+    client address.
     """
 
     name: str
@@ -199,6 +200,8 @@ class Dialect(Struct, frozen=True):
     code_of: Callable[[UpstreamRefused], str | None]
     messages_for_users: bool
     times_ends: bool
+    creations_per_minute: int
+    calls_per_minute: int
 
 
 class Upstream:

@@ -22,9 +22,6 @@ from rpcsvc.settlement.upstream.transport import BreakerOpen, BudgetSpent
 NowMs = Callable[[], int]
 SleepMs = Callable[[int], Awaitable[None]]
 WINDOW_MS: Final = 60_000
-# Published limits of the public API, a minute and client address.
-CREATIONS_PER_MINUTE: Final = 5
-CALLS_PER_MINUTE: Final = 20
 # The upstream's clock may run a little slower than ours.
 _HELD_MS: Final = WINDOW_MS + 250
 # A waiting call checks again at least this often: others may have stopped waiting.

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from types import TracebackType
@@ -224,12 +223,11 @@ class ClientOptions(Redacted, frozen=True):
     network in between is trusted: whoever can change an answer there can change where users pay.
     """
 
-    HIDDEN = frozenset({"api_key", "tls"})
+    HIDDEN = frozenset({"api_key"})
 
     url: str
-    api_key: str | None = None
-    plain_http: bool = False
-    tls: ssl.SSLContext | None = None
+    api_key: str | None
+    plain_http: bool
     connect_ms: int = 5_000
     read_ms: int = 15_000
     create_ms: int = 30_000
@@ -357,7 +355,6 @@ class UpstreamTransport:
             body=None if call.body is None else orjson.dumps(call.body),
             headers=self._headers(call, key),
             connect_seconds=options.connect_ms / 1000,
-            tls=options.tls,
         )
         try:
             reply = await exchange(self._session, request, self._require_plain)

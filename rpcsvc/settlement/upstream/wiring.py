@@ -35,8 +35,6 @@ from rpcsvc.settlement.upstream.client import UpstreamClient, system_timing
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.follower import Follower
 from rpcsvc.settlement.upstream.limits import (
-    CALLS_PER_MINUTE,
-    CREATIONS_PER_MINUTE,
     Breaker,
     Budget,
     shared,
@@ -60,9 +58,6 @@ _Phrase: TypeAlias = tuple[re.Pattern[str], ...]
 _NOT_SUPPORTED: Final = r"\b(?:unsupported|not supported|unknown)\b"
 _CHAIN: Final = r"\b(?:chain|network)"
 _COIN: Final = r"\b(?:token|asset|coin)\b"
-# The default limits of another rpcsvc, less a fifth for others behind the same address.
-BFF_CALLS_PER_MINUTE = 240
-BFF_CREATIONS_PER_MINUTE = 24
 
 
 def _bff_error(value: Any) -> RemoteError | None:
@@ -128,6 +123,9 @@ BFF: Final = Dialect(
     code_of=_bff_code,
     messages_for_users=True,
     times_ends=True,
+    # The default limits of another rpcsvc, less a fifth for others behind the same address.
+    creations_per_minute=24,
+    calls_per_minute=240,
 )
 
 
@@ -217,6 +215,8 @@ V1: Final = Dialect(
     code_of=_v1_code,
     messages_for_users=False,
     times_ends=False,
+    creations_per_minute=5,
+    calls_per_minute=20,
 )
 
 
@@ -300,13 +300,10 @@ async def upstream_engine(
     """The engine, connected as long as the block lasts. Raises SettingsError."""
     dialect, options = dialect_of(settings), client_options(settings)
     timing = system_timing()
-    is_bff = settings.dialect == "bff"
-    most = settings.creations_per_minute or (
-        BFF_CREATIONS_PER_MINUTE if is_bff else CREATIONS_PER_MINUTE
-    )
+    most = settings.creations_per_minute or dialect.creations_per_minute
     creations = Budget(most, now=timing.now_ms, sleep=timing.sleep_ms, reserved=min(3, most - 1))
     calls, prices = shared(
-        settings.calls_per_minute or (BFF_CALLS_PER_MINUTE if is_bff else CALLS_PER_MINUTE),
+        settings.calls_per_minute or dialect.calls_per_minute,
         now=timing.now_ms,
         sleep=timing.sleep_ms,
     )

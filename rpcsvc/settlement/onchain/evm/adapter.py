@@ -22,7 +22,7 @@ from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import Unavailable
-from rpcsvc.health import Health
+from rpcsvc.health import Condition, faults, notes
 from rpcsvc.orders.authorizations import AuthorizationWallets, Carried
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
@@ -30,6 +30,7 @@ from rpcsvc.orders.ports.wallets import (
     NetworkState,
     Observation,
 )
+from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.adapter import ChainAdapter, ServedNetwork, each_of, together
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, RpcFailure
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
@@ -41,7 +42,7 @@ from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
-from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
 from rpcsvc.settlement.onchain.pause import PauseSwitch
@@ -308,27 +309,25 @@ class EvmNetworkAdapter(ServedNetwork):
         except Unavailable as reason:
             log.info("evm_maintenance_postponed", network=self.network.name, reason=reason.message)
 
-    async def problems(self) -> list[str]:
-        """Return problems for the operator, in words."""
-        name = self.network.name
-        failed = self._fault and f"the upkeep of {name} has failed ({self._fault})"
-        found = [text for text in (self.problem, self.connection.stall(), failed) if text]
-        if self.connection.paused:
-            found.append(f"USDC on {name} is paused by its issuer")
-        hot = self.payments.gas.hot
-        if hot is None and self.connection.problem is None:
-            found.append(f"what the hot wallet on {name} holds is not known yet")
-        if hot is not None and hot.ether < self.network.gas_reserve:
-            found.append(f"the hot wallet on {name} is short of ether for gas")
-        if (why := self._why_nothing_is_sent()) is not None:
-            found.append(why)
-        if stuck := await self.payments.stuck():
-            found.append(stuck)
-        return found + self.payments.conditions() + self.authorizations.conditions()
-
-    def notes(self) -> list[str]:
-        """Return notes for the operator that delay no order."""
-        return self.sweeps.conditions()
+    async def conditions(self) -> list[Condition]:
+        """Return conditions for the operator; those of sweeps delay no order."""
+        name, hot = self.network.name, self.payments.gas.hot
+        is_unknown = hot is None and self.connection.problem is None
+        is_short = hot is not None and hot.ether < self.network.gas_reserve
+        return [
+            *faults(
+                self.problem,
+                self.connection.stall(),
+                self._fault and f"the upkeep of {name} has failed ({self._fault})",
+                f"USDC on {name} is paused by its issuer" if self.connection.paused else None,
+                f"what the hot wallet on {name} holds is not known yet" if is_unknown else None,
+                f"the hot wallet on {name} is short of ether for gas" if is_short else None,
+                self._why_nothing_is_sent(),
+            ),
+            *await self.payments.conditions(),
+            *self.authorizations.conditions(),
+            *self.sweeps.conditions(),
+        ]
 
 
 class EvmAdapter(ChainAdapter):
@@ -346,15 +345,15 @@ class EvmAdapter(ChainAdapter):
         keys: HdKeys,
         ledgers: Ledgers,
         clock: Clock,
-        options: EvmOptions,
+        settings: OnchainSettings,
         switch: PauseSwitch,
     ) -> None:
         self._chains = chains
         self._unrecorded = ledgers.unrecorded
-        self._test_networks = options.test_networks
-        self._addresses = EvmAddressPool(keys, ledgers.deposits, options)
+        self._is_test = settings.has_test_networks
+        self._addresses = EvmAddressPool(keys, ledgers.deposits, settings.usdc_addresses)
         prices = {node.network.name: node.coin_price for node in nodes}
-        self.gas_budget = GasBudget(options.authorization_gas, prices, ledgers.payments, clock)
+        self.gas_budget = GasBudget(settings.authorization_gas, prices, ledgers.payments, clock)
         self.networks: Mapping[str, EvmNetworkAdapter] = {
             node.network.name: EvmNetworkAdapter(
                 node, keys, ledgers, self.gas_budget, clock, switch
@@ -418,7 +417,7 @@ class EvmAdapter(ChainAdapter):
     @override
     def names(self, chain: str) -> NetworkNames:
         known = self._chains.resolve(chain)
-        return NetworkNames.of_usdc(known, is_test=self._test_networks)
+        return NetworkNames.of_usdc(known, is_test=self._is_test)
 
     # --- deposits ------------------------------------------------------------------------------
 
@@ -468,17 +467,12 @@ class EvmAdapter(ChainAdapter):
         await asyncio.gather(*(adapter.keep_up(work) for adapter in self.networks.values()))
 
     @override
-    async def health(self) -> Health:
-        problems = [text for adapter in self.networks.values() for text in await adapter.problems()]
-        return Health(not problems, "; ".join(problems) or None)
+    async def conditions(self) -> list[Condition]:
+        found = [item for each in self.networks.values() for item in await each.conditions()]
+        return found + notes(self.gas_budget.problem(), await self._of_no_order())
 
-    @override
-    async def notes(self) -> list[str]:
-        unswept = [text for adapter in self.networks.values() for text in adapter.notes()]
-        budget = self.gas_budget.problem()
-        return unswept + ([budget] if budget else []) + await self._of_no_order()
-
-    async def _of_no_order(self) -> list[str]:
+    async def _of_no_order(self) -> str | None:
+        """Return the deposits that belong to no order, in words; None: none is known."""
         try:
             found = [
                 item
@@ -486,16 +480,16 @@ class EvmAdapter(ChainAdapter):
                 if item.network in self.networks
             ]
         except Unavailable:
-            return []  # the database's own health tells
+            return None  # the database's own health tells
         if not found:
-            return []
+            return None
         units, first = sum(item.units for item in found), found[0]
         whose = f"order {first.order_id}" if first.order_id else "no order"
-        return [
+        return (
             f"{len(found)} deposits of {format_units(units, USDC)} USDC in all are of no order:"
             f" {first.txid} on {first.network} came to the address of {whose}; rpcsvc treasury"
             " lists them"
-        ]
+        )
 
 
 class OnchainAuthorizations(AuthorizationWallets):

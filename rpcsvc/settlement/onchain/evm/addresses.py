@@ -17,18 +17,22 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
-from rpcsvc.settlement.onchain.evm.records import EvmAddress, EvmOptions
+from rpcsvc.settlement.onchain.evm.records import EvmAddress
 
 log = structlog.get_logger(__name__)
 
 
 class EvmAddressPool:
-    """The addresses that orders may still get."""
+    """The addresses that orders may still get.
 
-    def __init__(self, keys: HdKeys, ledger: EvmDepositLedger, options: EvmOptions) -> None:
+    ``target`` of them are made ahead, again when fewer than half are left.
+    """
+
+    def __init__(self, keys: HdKeys, ledger: EvmDepositLedger, target: int) -> None:
         self._keys = keys
         self._ledger = ledger
-        self._options = options
+        self._target = target
+        self._low = target // 2
         self._free: deque[str] = deque()  # committed and reserved, in the order of their indices
         self._top = HOT_WALLET_INDEX  # the highest index that is in use, skipped or free
         self._is_open = False
@@ -52,7 +56,7 @@ class EvmAddressPool:
             self._refill_soon()
             raise Unavailable("No USDC deposit address is ready. Try again in a moment.")
         address = self._free.popleft()
-        if len(self._free) < self._options.pool_low:
+        if len(self._free) < self._low:
             self._refill_soon()
         return address
 
@@ -76,8 +80,8 @@ class EvmAddressPool:
     async def refill(self) -> None:
         """Make more when few are left."""
         async with self._lock:
-            if self._is_open and len(self._free) < self._options.pool_low:
-                await self._make(self._options.pool_target - len(self._free))
+            if self._is_open and len(self._free) < self._low:
+                await self._make(self._target - len(self._free))
 
     async def close(self) -> None:
         """Return the unused addresses; none can be taken any more."""

@@ -28,6 +28,7 @@ from rpcsvc.domain.authorizations import (
 )
 from rpcsvc.domain.money import USDC, format_units, mul_div_ceil
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Condition
 from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.backoff import Backoff
@@ -198,9 +199,9 @@ class EvmAuthorizations:
         self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._conditions = Conditions(connection.network.name)
 
-    def conditions(self) -> list[str]:
-        """Return the authorizations that need the operator, in words."""
-        return self._conditions.texts()
+    def conditions(self) -> list[Condition]:
+        """Return the authorizations that need the operator."""
+        return self._conditions.present()
 
     async def require_usable(self, record: AuthorizationRecord) -> None:
         """Raise AuthorizationRefused for an authorization that the token would refuse; sends

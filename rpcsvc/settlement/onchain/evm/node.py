@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Condition, Severity
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
     ChainUnusable,
@@ -338,10 +339,11 @@ def _submission(text: str) -> EvmSubmission:
 
 
 class Conditions:
-    """Conditions that the operator should know, in words; a new one is logged."""
+    """The conditions of one part of a network, by key; a new text is logged."""
 
-    def __init__(self, network: str) -> None:
+    def __init__(self, network: str, severity: Severity = Severity.FAULT) -> None:
         self._network = network
+        self._severity = severity
         self._texts: dict[str, str] = {}
 
     def set(self, key: str, text: str | None) -> None:
@@ -353,9 +355,9 @@ class Conditions:
             log.error("evm_condition_reported", network=self._network, condition=text)
         self._texts[key] = text
 
-    def texts(self) -> list[str]:
-        """The texts of all present conditions."""
-        return list(self._texts.values())
+    def present(self) -> list[Condition]:
+        """Return all present conditions."""
+        return [Condition(text, self._severity) for text in self._texts.values()]
 
 
 class EvmConnection:

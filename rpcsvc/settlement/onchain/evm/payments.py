@@ -26,6 +26,7 @@ from rpcsvc.domain.money import USDC, format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import InvalidDestination, Unavailable
+from rpcsvc.health import Condition, faults
 from rpcsvc.orders.ports.wallets import (
     NonceGap,
     Outcome,
@@ -99,9 +100,9 @@ class EvmNonces:
         self._measured_at: int | None = None
         self.gap: NonceGap | None = None
 
-    def conditions(self) -> list[str]:
-        """Return conditions for the operator, in words."""
-        return self._conditions.texts()
+    def conditions(self) -> list[Condition]:
+        """Return conditions for the operator."""
+        return self._conditions.present()
 
     async def next(self) -> int:
         """Return the nonce to sign with; only for the holder of the network's writer.
@@ -127,7 +128,7 @@ class EvmNonces:
 
         Repeat while it may not: once the operator has let money out, health is well.
         """
-        if self._has_looked and not self._conditions.texts():
+        if self._has_looked and not self._conditions.present():
             return
         try:
             await self.next()
@@ -151,7 +152,7 @@ class EvmNonces:
 
     async def _unexplained(self, own: int, pending: int) -> int:
         """Return how many nonces others used, including those that payouts are paused for."""
-        if self._conditions.texts():
+        if self._conditions.present():
             return max(0, pending - own)
         acknowledged = await self._payments.acknowledged_nonce(self._network, self._sender)
         if acknowledged is None:
@@ -229,7 +230,7 @@ class EvmPayments(Payments):
     The methods that take a transfer raise errors.Unavailable when the node fails; the others may
     raise RpcFailure and ChainUnusable, and are for code of this folder. ``is_ours`` tells whether
     an address (EIP-55) belongs to the service; ``hot_wallet`` is the one that pays (EIP-55).
-    ``writer`` is held to sign or publish. ``reports``: conditions for the operator.
+    ``writer`` is held to sign or publish. ``board``: conditions for the operator.
     """
 
     def __init__(
@@ -250,9 +251,9 @@ class EvmPayments(Payments):
         self.hot_wallet = signer.address
         self.gas = EvmGas(connection, signer.address)
         self.nonces = nonces
-        self.reports = Conditions(connection.network.name)
+        self.board = Conditions(connection.network.name)
         self.writer = asyncio.Lock()
-        self._presence = EvmPresence(connection, self.reports)
+        self._presence = EvmPresence(connection, self.board)
         self._payouts_waiting = 0
         # Held from reading a payment to recording how far it is: look-ups run beside the writer.
         self._recording = asyncio.Lock()
@@ -529,12 +530,13 @@ class EvmPayments(Payments):
 
     # --- conditions -----------------------------------------------------------------------------
 
-    def conditions(self) -> list[str]:
-        """Return conditions for the operator, in words."""
-        return self.reports.texts() + self.nonces.conditions()
+    async def conditions(self) -> list[Condition]:
+        """Return conditions for the operator."""
+        overdue = faults(await self._overdue())
+        return overdue + self.board.present() + self.nonces.conditions()
 
-    async def stuck(self) -> str | None:
-        """Return the first payment that is signed and has long not been mined, for the operator."""
+    async def _overdue(self) -> str | None:
+        """Return the first payment that is signed and has long not been mined, in words."""
         since = self._clock.now_ms() - _LONG_MS
         late = [item for item in await self.unmined() if item.prepared_at < since]
         if not late:

@@ -8,15 +8,12 @@ product (gas times fee) need not, and is never stored.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
 
 from msgspec import Struct
 
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.redacted import Redacted
-
-_GWEI: Final = 10**9
 
 
 class EvmWallet(Struct, frozen=True):
@@ -304,19 +301,19 @@ class EvmNetwork(Struct, frozen=True):
     name: str
     chain_id: int
     token: str
-    confirmations: int | None = 20
-    settled_after: int = 20
-    failed_after: int = 60
+    confirmations: int | None
+    settled_after: int
+    failed_after: int
+    block_seconds: float
+    highest_fee: int
+    gas_reserve: int
+    sweep_units: int
+    l1_fee_oracle: str | None
     tracked_blocks: int = 2000
-    block_seconds: float = 12.0
     start_block: int | None = None
     bump_after_ms: int = 60_000
     bump_percent: int = 25
-    highest_fee: int = 5_000_000 * _GWEI
-    gas_reserve: int = 2_000_000 * _GWEI
-    sweep_units: int = 1_000_000
     sweep_batch: int = 20
-    l1_fee_oracle: str | None = None
 
     def __post_init__(self) -> None:
         least = {"chain_id": 1, "settled_after": 1, "failed_after": 1, "tracked_blocks": 1,
@@ -329,21 +326,3 @@ class EvmNetwork(Struct, frozen=True):
             raise ValueError(f"{self.name}: confirmations must be at least 1")
         if self.block_seconds <= 0:
             raise ValueError(f"{self.name}: block_seconds must be above 0")
-
-
-class EvmOptions(Struct, frozen=True):
-    """Options that all chains share. Addresses are the same on each.
-
-    ``pool_target`` addresses are made ahead, again when fewer than ``pool_low`` are left.
-    ``authorization_gas``: USDC units that gas for signed authorizations may cost in 24 hours.
-    ``test_networks``: the chains' test networks are served instead of them.
-    """
-
-    pool_target: int = 256
-    pool_low: int = 128
-    authorization_gas: int = 25_000_000
-    test_networks: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.pool_low <= self.pool_target:
-            raise ValueError("pool_low must be above 0 and not above pool_target")

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Condition, Severity
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
 from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
@@ -80,15 +81,15 @@ class EvmSweeps:
         self._ledger = ledger
         self._keys = keys
         self._clock = clock
-        self._conditions = Conditions(connection.network.name)
+        self._conditions = Conditions(connection.network.name, Severity.NOTE)
         self._not_before: dict[str, int] = {}
         self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         # Since the start: sent, done, void.
         self.counts: Counter[str] = Counter()
 
-    def conditions(self) -> list[str]:
-        """The obstacles to sweeping deposits, in words for the operator."""
-        return self._conditions.texts()
+    def conditions(self) -> list[Condition]:
+        """Return the obstacles to sweeping deposits, for the operator."""
+        return self._conditions.present()
 
     async def maintain(self) -> None:
         """Record sweeps that have ended, and begin those that are due. To be called now and

@@ -41,7 +41,7 @@ class EvmUpkeep:
         self._network = connection.network
         self._payments = payments
         self._gas = payments.gas
-        self._conditions = payments.reports
+        self._conditions = payments.board
         self._ledger = ledger
         self._clock = clock
         # The newest block up to which settled payments were found in their blocks.

@@ -16,7 +16,7 @@ from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
-from rpcsvc.health import Health
+from rpcsvc.health import Condition, Severity, faults, notes, texts_of
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     NetworkNames,
@@ -122,13 +122,12 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
     @override
     def state(self) -> NetworkState:
         found = self._connection
-        is_up = all(problem is None for problem in (found.problem, found.stall(), found.lag))
         return NetworkState(
             found.block_age(),
             self._inventory.outputs(),
             node_height=found.height(),
             scanned_height=self._deposits.scanned_height,
-            is_up=is_up,
+            is_up=not found.conditions(),
         )
 
     @override
@@ -185,24 +184,19 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
             await self._inventory.poll(info)
 
     @override
-    async def health(self) -> Health:
-        lag, pool, held = self._connection.lag, self._addresses, self._inventory
-        checks = (
-            self._connection.problem,
-            self._connection.stall(),
-            None if lag is None else f"out of sync: {lag}",
-            "no deposit address is left" if pool.left == 0 else None,
-            None if held.is_known else "what the wallet holds is not known yet",
-            self._fees.too_dear(),
-            await self.payments.stuck(),
-            self._recovery.gone,
-            self._recovery.overdue,
-        )
-        problem = next((text for text in checks if text is not None), None)
-        return Health(problem is None, problem)
-
-    @override
-    async def notes(self) -> list[str]:
-        held, recovery = self._inventory, self._recovery
-        found = (recovery.problem, recovery.waiting, held.problem, held.postponed)
-        return [text for text in found if text]
+    async def conditions(self) -> list[Condition]:
+        has_address, is_known = self._addresses.left > 0, self._inventory.is_known
+        found = [
+            *self._connection.conditions(),
+            *faults(
+                None if has_address else "no deposit address is left",
+                None if is_known else "what the wallet holds is not known yet",
+                self._fees.too_dear(),
+            ),
+            *await self.payments.conditions(),
+            *self._recovery.conditions(),
+            *self._inventory.conditions(),
+        ]
+        # The first fault explains most of the others.
+        first = texts_of(found, Severity.FAULT)[:1]
+        return faults(*first) + notes(*texts_of(found, Severity.NOTE))

@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Condition, faults
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure, StallDetector
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
@@ -139,6 +140,11 @@ class MoneroConnection:
         if self._options.nettype == "fakechain":
             return None
         return self._stall_detector.problem("the Monero node")
+
+    def conditions(self) -> list[Condition]:
+        """Return the reasons why node and wallet can't be relied on, for the operator."""
+        lag = None if self.lag is None else f"out of sync: {self.lag}"
+        return faults(self.problem, self.stall(), lag)
 
     async def check_wallet(self) -> None:
         """Raise ChainUnusable unless this is the wallet of the first start. Raises RpcFailure."""

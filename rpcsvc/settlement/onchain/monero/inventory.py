@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.money import XMR, format_units
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Condition, notes
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
@@ -80,11 +81,7 @@ class Available(Struct, frozen=True):
 
 
 class MoneroInventory:
-    """Looks after the outputs of the wallet. ``problem``: a problem that the operator should solve.
-
-    ``postponed``: the reason why outputs are not split or joined now, for the operator; None:
-    nothing is to be done, or it was done.
-    """
+    """Looks after the outputs of the wallet."""
 
     def __init__(
         self,
@@ -106,8 +103,9 @@ class MoneroInventory:
         self._seen: tuple[str, Hashable] | None = None
         self._seen_at = 0
         self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
-        self.problem: str | None = None
-        self.postponed: str | None = None
+        self._has_too_many = False
+        # Why outputs are not split or joined now.
+        self._postponed: str | None = None
 
     @property
     def is_known(self) -> bool:
@@ -120,6 +118,10 @@ class MoneroInventory:
         if self._available is None:
             raise Unavailable("What the XMR wallet holds is not known yet. Try again in a moment.")
         return self._available
+
+    def conditions(self) -> list[Condition]:
+        """Return notes for the operator: nothing waits for the outputs."""
+        return notes(TOO_MANY_OUTPUTS if self._has_too_many else None, self._postponed)
 
     def outputs(self) -> int | None:
         """The number of spendable outputs; None before the first refresh."""
@@ -150,9 +152,9 @@ class MoneroInventory:
             outputs=len(self._outputs),
             seconds_to_unlock=held.blocks_to_unlock * _BLOCK_SECONDS,
         )
-        if not held.is_complete and self.problem is None:
+        if not held.is_complete and not self._has_too_many:
             log.warning("monero_outputs_exceeded", unlocked=held.unlocked, locked=held.locked)
-        self.problem = None if held.is_complete else TOO_MANY_OUTPUTS
+        self._has_too_many = not held.is_complete
 
     async def keep_up(self) -> bool:
         """Split or join outputs where needed; return whether a payment was published.
@@ -164,7 +166,7 @@ class MoneroInventory:
         upkeep = self._consolidation() or self._split()
         if upkeep is None:
             self._backoff.forget(_UPKEEP)
-            self.postponed = None
+            self._postponed = None
             return False
         if not self._is_due(upkeep):
             return False
@@ -205,7 +207,7 @@ class MoneroInventory:
             )
             raise
         self._backoff.forget(_UPKEEP)
-        self.postponed = None
+        self._postponed = None
         return payment
 
     def _decided_by(self, upkeep: _Upkeep) -> Hashable:
@@ -214,9 +216,9 @@ class MoneroInventory:
         return self._fees.per_byte, order.units, order.parts, order.from_indices
 
     def _postpone(self, text: str) -> None:
-        if self.postponed is None:
+        if self._postponed is None:
             log.warning("monero_upkeep_postponed", reason=text)
-        self.postponed = text
+        self._postponed = text
 
     def _split(self) -> _Upkeep | None:
         """Return a payment that cuts the largest output into the missing ones, none under the set

@@ -21,6 +21,7 @@ from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.money import XMR, format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Condition, faults
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.adapter import Payments
 from rpcsvc.settlement.onchain.backoff import Backoff
@@ -397,8 +398,11 @@ class MoneroPayments(Payments):
             self._backoff.forget(name)
         return outcome
 
-    async def stuck(self) -> str | None:
-        """The first payment that is overdue, for the operator; None when none is."""
+    async def conditions(self) -> list[Condition]:
+        """Return the first payment that is overdue, for the operator."""
+        return faults(await self._overdue())
+
+    async def _overdue(self) -> str | None:
         now = self._clock.now_ms()
         for item in await self._ledger.payments_in(*_UNPUBLISHED):
             if item.prepared_at < now - _LONG_MS:

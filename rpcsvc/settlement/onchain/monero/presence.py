@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rpcsvc.clock import Clock, iso8601
+from rpcsvc.health import Condition, Severity, faults, notes
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
@@ -309,12 +310,7 @@ class MoneroPayoutEnd:
 
 
 class MoneroReorgRecovery:
-    """Looks for payments that will not come back by themselves.
-
-    ``problem``: the operator's task about one of them; ``waiting``: a payment waits in the node's
-    pool for some blocks, ``overdue``: for many. ``gone``: a payee who was paid has lost the payment
-    again. Each is for the operator, and None when there is nothing to say.
-    """
+    """Looks for payments that will not come back by themselves."""
 
     def __init__(
         self, connection: MoneroConnection, ledger: MoneroLedger, options: MoneroOptions
@@ -327,10 +323,16 @@ class MoneroReorgRecovery:
         # the wallet to itself was first found missing, by their transaction ids.
         self._waiting_since: dict[str, int] = {}
         self._missing_since: dict[str, int] = {}
-        self.problem: str | None = None
-        self.waiting: str | None = None
-        self.overdue: str | None = None
-        self.gone: str | None = None
+        # For the operator: a payee who was paid has lost the payment again; the node refuses help
+        # for one; one waits in the node's pool.
+        self._gone: str | None = None
+        self._refused: str | None = None
+        self._waiting: Condition | None = None
+
+    def conditions(self) -> list[Condition]:
+        """Return conditions for the operator. One that waits is a fault after many blocks."""
+        waiting = [] if self._waiting is None else [self._waiting]
+        return faults(self._gone) + notes(self._refused) + waiting
 
     async def poll(self, info: NodeInfo) -> None:
         """Publish payments again that are gone or abandoned. Raises RpcFailure."""
@@ -375,14 +377,14 @@ class MoneroReorgRecovery:
     ) -> None:
         """Publish payments that are in no block; those ``waiting`` are in the node's pool."""
         if not out:
-            self.gone = None
+            self._gone = None
         for item in out:
             if item.height is not None:
                 log.error("monero_settled_payment_dropped", payment_id=item.payment_id)
             said = "in the pool"
             if item not in waiting:
                 said = (await self._connection.node.submit(item.raw)).submission.value
-            self.gone = (
+            self._gone = (
                 f"payment {item.payment_id} was settled and a reorganisation of {NETWORK} took it"
                 f" away; it is published again ({said}); if it stays away: rpcsvc payouts close"
                 f" {item.payees[0].transfer_id} --note TEXT"
@@ -392,7 +394,7 @@ class MoneroReorgRecovery:
         """Have the node relay, or try again to mine, payments that would stay in its pool
         otherwise.
         """
-        self.problem = None
+        self._refused = None
         pool = await self._connection.node.pool() if waiting else []
         found = [seen for seen in pool if seen.txid in waiting]
         self._waiting_since = _since(self._waiting_since, [seen.txid for seen in found], height)
@@ -406,7 +408,7 @@ class MoneroReorgRecovery:
 
     def _report(self, in_pool: Sequence[MoneroPayment], height: int) -> None:
         """Report the payment that has waited for the most blocks to the operator."""
-        self.waiting = self.overdue = None
+        self._waiting = None
         if not in_pool:
             return
         payment = min(in_pool, key=lambda item: self._waiting_since[item.txid])
@@ -416,10 +418,9 @@ class MoneroReorgRecovery:
             f"payment {payment.payment_id}, published at {since}, waits in the node's pool for"
             f" {blocks} blocks and is relayed again with each: check that the node has peers"
         )
-        if blocks >= _LATE_AFTER:
-            self.overdue = text
-        elif blocks >= _RELAY_AFTER:
-            self.waiting = text
+        if blocks >= _RELAY_AFTER:
+            severity = Severity.FAULT if blocks >= _LATE_AFTER else Severity.NOTE
+            self._waiting = Condition(text, severity)
 
     async def _relay(self, payment: MoneroPayment, seen: PoolTransaction) -> None:
         """Send a payment to the node's peers.
@@ -432,7 +433,7 @@ class MoneroReorgRecovery:
             await self._connection.node.relay([payment.txid])
         except RpcFailure as failure:
             log.warning("monero_relay_refused", txid=payment.txid, reason=str(failure))
-            self.problem = (
+            self._refused = (
                 f"payment {payment.payment_id} waits in the node's pool and the node does not let"
                 f" us relay it: relay_tx {payment.txid}"
             )
@@ -448,7 +449,7 @@ class MoneroReorgRecovery:
             await self._connection.node.flush_pool([payment.txid])
         except RpcFailure as failure:
             log.warning("monero_pool_flush_failed", txid=payment.txid, reason=str(failure))
-            self.problem = (
+            self._refused = (
                 f"the node has abandoned payment {payment.payment_id} and does not let us offer it"
                 f" anew: flush_txpool {payment.txid}"
             )

@@ -51,22 +51,22 @@ class MoneroOptions(Redacted, frozen=True):
 
     HIDDEN = frozenset({"wallet_password"})
 
-    nettype: str = "mainnet"
-    wallet_file: str | None = None
-    wallet_password: str = ""
-    thresholds: tuple[Threshold, ...] = (Threshold(0, 10), Threshold(50 * _XMR, 20))
-    settled_after: int = 10
-    failed_after: int = 30
+    nettype: str
+    wallet_file: str | None
+    wallet_password: str
+    thresholds: tuple[Threshold, ...]
+    settled_after: int
+    failed_after: int
+    pool_target: int
+    pool_low: int
+    reserve: int
+    outputs_target: int
+    output_units: int
     tracked_blocks: int = 100
-    pool_target: int = 1024
-    pool_low: int = 768
-    reserve: int = 128
     priority: int = 2
     typical_weight: int = 2400
     fee_margin_percent: int = 50
     highest_fee: int = _XMR // 50
-    outputs_target: int = 16
-    output_units: int = _XMR // 2
     dusty_outputs: int = 40
 
     def __post_init__(self) -> None:
