@@ -44,7 +44,7 @@ _OVER: Final = (TransferState.SETTLED, TransferState.FAILED, TransferState.CANCE
 # --- limits on unfunded orders -------------------------------------------------------------------
 
 
-class Client(NamedTuple):
+class Client(Struct, frozen=True):
     """The caller that asks for an order.
 
     ``kind`` is ADDRESS for a caller known by its network address alone; ``name`` is then an IPv4
@@ -151,7 +151,7 @@ class Reserved(NamedTuple):
         return self.total - self.unfunded.get(ALL, 0)
 
 
-class Admission(NamedTuple):
+class Admission(Struct, frozen=True):
     """Who asks for an order, as stored, and what must hold in the transaction that makes it, with
     the order counted: ``units`` are the most on the network by scope, ``orders`` the most unfunded
     ones of the client, ``orders_today`` the most that it makes in a day. None: not bounded.
@@ -241,7 +241,7 @@ class Holdings(Struct, frozen=True):
     seconds_to_unlock: int
 
 
-class ReservationChange(NamedTuple):
+class ReservationChange(Struct, frozen=True):
     """The change of an order's reservations that goes with a change of the order.
 
     ``funded``: units by network that change; 0: none any more. ``unfunded``: units for deposits

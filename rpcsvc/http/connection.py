@@ -53,18 +53,17 @@ class Turns:
 
     def has_room(self) -> bool:
         """Return whether work may begin now."""
-        if self._count:
-            return False
-        if self._ends_at is None:
-            self._ends_at = self._now() + TURN_SECONDS
-            return True
-        return self._now() < self._ends_at
+        return not self._count and self._has_time()
 
-    def wait(self, work: Callable[[], None]) -> None:
-        """Call ``work`` in a later turn, after what waits already. In an event loop."""
+    def wait(self, work: Callable[[], None]) -> bool:
+        """Call ``work`` in a later turn, after what waits already. In an event loop.
+
+        Return whether it is the first that waits: it is called before any socket is read.
+        """
         self._count += 1
         self._waiting.append(partial(self._do, work))
         self._call()
+        return self._count == 1
 
     async def take(self) -> None:
         """Return when there is room: at once, or in a later turn."""
@@ -114,10 +113,6 @@ class Turns:
         work()
 
 
-# The turns in which a request is handled.
-TURNS: Final = web.RequestKey("turns", Turns)
-
-
 def _wake(turn: _Turn) -> None:
     if not turn.done():
         turn.set_result(None)
@@ -131,25 +126,33 @@ class HttpConnection(web.RequestHandler):
     """A connection whose unreadable requests and failed responses ``refuse`` answers.
 
     What it receives is read in its turn of ``turns``. Once a request is answered, at most
-    _LINGER_BYTES of its unread body are received. ``descriptor`` is that of its socket where its
-    connections are counted.
+    _LINGER_BYTES of its unread body are received. ``stopping`` is set when the service stops.
+    ``note_answer`` is called with each answer.
     """
 
     __slots__ = (
-        "_answered", "_handled", "_has_asked", "_is_held", "_linger_bytes", "_refuse", "_turns",
-        "descriptor",
+        "_answered", "_handled", "_has_asked", "_is_held", "_linger_bytes", "_refuse",
+        "note_answer", "stopping", "turns",
     )  # fmt: skip
 
-    def __init__(self, server: web.Server, refuse: Refuse, turns: Turns, **options: Any) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        refuse: Refuse,
+        turns: Turns,
+        stopping: asyncio.Event,
+        **options: Any,
+    ) -> None:
         super().__init__(server, lingering_time=LINGER_SECONDS, **options)
         self._refuse = refuse
-        self._turns = turns
+        self.turns = turns
+        self.stopping = stopping
+        self.note_answer: Callable[[], None] = _note_nothing
         self._has_asked = False
         self._is_held = False
         self._linger_bytes: int | None = None
         self._handled: web.BaseRequest | None = None
         self._answered: web.BaseRequest | None = None
-        self.descriptor: int | None = None
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -172,13 +175,14 @@ class HttpConnection(web.RequestHandler):
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request of this connection by its handler, in a turn that has room."""
         self._has_asked, self._handled = True, request
-        request[TURNS] = self._turns
         try:
-            if not self._turns.has_room():
-                await self._turns.take()
-            return await handler(request)
+            if not self.turns.has_room():
+                await self.turns.take()
+            response = await handler(request)
         finally:
             self._handled = None
+        self.note_answer()
+        return response
 
     @override
     async def finish_response(
@@ -210,12 +214,12 @@ class HttpConnection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Receive bytes from the client, in a turn that has room; until then no more are read."""
         # aiohttp passes nothing to have the rest of what it received parsed.
-        if not data or self.transport is None or self._turns.has_room():
+        if not data or self.transport is None or self.turns.has_room():
             self._receive(data)
         else:
             self._is_held = True
-            self.transport.pause_reading()
-            self._turns.wait(partial(self._receive_held, data))
+            if not self.turns.wait(partial(self._receive_held, data)):
+                self.transport.pause_reading()
 
     def _receive_held(self, data: bytes) -> None:
         self._is_held = False
@@ -255,6 +259,15 @@ class HttpConnection(web.RequestHandler):
         response = self._refuse(cast("web.Request", request), error)
         response.force_close()
         return response
+
+
+def connection_of(request: web.BaseRequest) -> HttpConnection:
+    """Return the connection that a request came over."""
+    return cast("HttpConnection", request.protocol)
+
+
+def _note_nothing() -> None:
+    """Note nothing."""
 
 
 def _fault(error: BaseException | None) -> Exception:

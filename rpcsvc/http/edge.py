@@ -19,16 +19,17 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion11, hdrs, web
+from msgspec import Struct
 
 from rpcsvc.errors import InvalidRequest, MisdirectedRequest, ServiceError
 from rpcsvc.http.connection import Handler
 from rpcsvc.http.event_stream import EventStream
 from rpcsvc.http.gate import is_on_socket, require_no_proxy
-from rpcsvc.http.messages import BODY, STOPPING, Refusals, require_framing, unread_body
+from rpcsvc.http.messages import BODY, Refusals, require_framing, unread_body
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.settings import Settings
 from rpcsvc.signing.response_signer import ResponseSigner
@@ -173,7 +174,7 @@ def _is_preflight(request: web.Request) -> bool:
     return "origin" in headers and "access-control-request-method" in headers
 
 
-class _Waiting(NamedTuple):
+class _Waiting(Struct, frozen=True):
     request: web.Request
     asked: bytes | None
     response: web.StreamResponse
@@ -284,9 +285,8 @@ class Edge:
         batch_signer = self._batch_signer
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            request[STOPPING] = self.stopping
             response = await self._answered(request, routes)
-            if batch_signer is not None:
+            if batch_signer is not None and BODY not in request:
                 response = await self._with_body(request, response)
             self._finish(request, response)
             if batch_signer is not None and not isinstance(response, EventStream):
@@ -327,7 +327,7 @@ class Edge:
 
         One whose body can't be read is refused for that.
         """
-        if BODY not in request and response.status not in UNREAD_STATUSES:
+        if response.status not in UNREAD_STATUSES:
             try:
                 request[BODY] = await unread_body(request, self._body_bytes)
             except ServiceError as error:
@@ -336,10 +336,11 @@ class Edge:
 
     def _finish(self, request: web.Request, response: web.StreamResponse) -> None:
         self._observe(response.status)
-        response.headers[hdrs.SERVER] = _SERVER
-        response.headers["x-content-type-options"] = "nosniff"
-        if "x-request-id" not in response.headers:
-            response.headers["x-request-id"] = self._refusals.request_id(request)
+        headers = response.headers
+        headers[hdrs.SERVER] = _SERVER
+        headers["x-content-type-options"] = "nosniff"
+        if "x-request-id" not in headers:
+            headers["x-request-id"] = self._refusals.request_id(request)
         self._cors.open(request, response)
 
     def refuse(self, request: web.Request, error: Exception) -> web.Response:

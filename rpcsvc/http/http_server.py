@@ -13,7 +13,7 @@ import resource
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
@@ -25,7 +25,7 @@ from msgspec import Struct
 from typing_extensions import override
 
 from rpcsvc.domain.reservations import ADDRESS, Client
-from rpcsvc.http.connection import HEADERS, LINE_BYTES, HttpConnection, Turns
+from rpcsvc.http.connection import HEADERS, LINE_BYTES, HttpConnection, Turns, connection_of
 from rpcsvc.http.edge import Edge
 from rpcsvc.http.gate import client_key, is_trusted
 from rpcsvc.logs import Occasional
@@ -344,7 +344,7 @@ class _EdgeServer(web.Server):
             handler_cancellation=handler_cancellation,
         )
         self._handler = edge.around(routes.request_handler)
-        self._make = partial(HttpConnection, self, edge.refuse, Turns(now))
+        self._make = partial(HttpConnection, self, edge.refuse, Turns(now), edge.stopping)
         self._counted_by = connections
         self._options = {
             "max_headers": HEADERS,
@@ -364,11 +364,9 @@ class _EdgeServer(web.Server):
         super().connection_made(handler, transport)
         if self._counted_by is not None:
             connection = cast("HttpConnection", handler)
-            connection.descriptor = self._counted_by.attach(connection, transport)
+            descriptor = self._counted_by.attach(connection, transport)
+            if descriptor is not None:
+                connection.note_answer = partial(self._counted_by.touch, descriptor)
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        connection = cast("HttpConnection", request.protocol)
-        response = await connection.handle(request, self._handler)
-        if self._counted_by is not None and connection.descriptor is not None:
-            self._counted_by.touch(connection.descriptor)
-        return response
+    def _handle(self, request: web.Request) -> Awaitable[web.StreamResponse]:
+        return connection_of(request).handle(request, self._handler)

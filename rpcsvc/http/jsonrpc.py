@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache, cached_property, partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import structlog
 from msgspec import Struct
@@ -65,11 +65,8 @@ _LIKENESS: Final = 0.4
 _logger: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class RpcAnswer(NamedTuple):
-    """The HTTP status and the body to send; None for no body (HTTP 204)."""
-
-    status: int
-    body: bytes | None
+# The HTTP status and the body to send; None for no body (HTTP 204).
+RpcAnswer: TypeAlias = tuple[int, bytes | None]
 
 
 async def _now() -> None:
@@ -95,7 +92,7 @@ class RpcMethod(Struct, Generic[C], frozen=True):
     waits: Callable[[dict[str, Any]], bool] = _never_waits
 
 
-class _Context(NamedTuple, Generic[C]):
+class _Context(Struct, Generic[C], frozen=True):
     """The caller of a method, the JSON-RPC id if it is a string, and whether no answer is due."""
 
     caller: C
@@ -185,7 +182,7 @@ class JsonRpcServer(Generic[C]):
         if self._is_wait(message):
             only_waits()
         answer = await self._answer_one(message, caller)
-        return RpcAnswer(204 if answer is None else 200, answer)
+        return 204 if answer is None else 200, answer
 
     async def _answer_batch(
         self,
@@ -205,7 +202,7 @@ class JsonRpcServer(Generic[C]):
             return self._full_error(caller, too_long, too_long.http_status)
         found = await self._answer_all(elements, caller, only_waits, turn)
         answers = [answer for answer in found if answer]
-        return RpcAnswer(200, b"[%b]" % b",".join(answers)) if answers else RpcAnswer(204, None)
+        return (200, b"[%b]" % b",".join(answers)) if answers else (204, None)
 
     async def _answer_all(
         self,
@@ -266,18 +263,18 @@ class JsonRpcServer(Generic[C]):
             return self._refusal(caller, known_id, problem, request_id)
         context = _Context(caller, hint, is_notification)
         try:
-            outcome = await self._dispatch(element, call_id, context)
+            member, value = await self._dispatch(element, call_id, context)
             if is_notification:
                 return None
-            return strict_json.dumps({"jsonrpc": "2.0", **outcome, "id": call_id})
+            return strict_json.dumps({"jsonrpc": "2.0", member: value, "id": call_id})
         except Exception as error:  # noqa: BLE001 - answered, and logged unless it is the caller's
             described = self._described(element["method"], context, error)
             return None if is_notification else _error_response(call_id, described)
 
     async def _dispatch(
         self, element: dict[str, Any], call_id: Any, context: _Context[C]
-    ) -> dict[str, Any]:
-        """Have jsonrpcserver run the method; return the member ``result`` or ``error``.
+    ) -> tuple[str, Any]:
+        """Have jsonrpcserver run the method; return the member ``result`` or ``error`` by name.
 
         The library's own binding of params to a signature is left out: every method takes all
         keywords, and the model of its operation validates them. Raises UnknownMethod and
@@ -294,8 +291,8 @@ class JsonRpcServer(Generic[C]):
         request = library.Request(name, params or {}, call_id)
         outcome = await library.call(request, context, found._value)
         if isinstance(outcome, library.Left):
-            return {"error": outcome._error._asdict()}
-        return {"result": outcome._value.result}
+            return "error", outcome._error._asdict()
+        return "result", outcome._value.result
 
     @cached_property
     def _callables(self) -> dict[str, Callable[..., Awaitable[Any]]]:
@@ -327,7 +324,7 @@ class JsonRpcServer(Generic[C]):
 
     def _full_error(self, caller: C, error: ServiceError, status: int = 200) -> RpcAnswer:
         request_id = self._request_id(caller, None)
-        return RpcAnswer(status, self._refusal(caller, None, error, request_id))
+        return status, self._refusal(caller, None, error, request_id)
 
 
 @cache

@@ -24,7 +24,7 @@ from rpcsvc.errors import (
     UnknownMethod,
     UnsupportedMediaType,
 )
-from rpcsvc.http.connection import TURNS
+from rpcsvc.http.connection import connection_of
 from rpcsvc.http.gate import CALLER, Caller, Gate, given_request_id
 from rpcsvc.http.jsonrpc import full_error
 from rpcsvc.http.site import BFF_ROOT, MCP_PATH, RPC_PATH
@@ -45,8 +45,6 @@ BODY_SECONDS: Final = 30
 
 # The complete body of a request, once it was read.
 BODY = web.RequestKey("body", bytes)
-# The event that is set when the service stops.
-STOPPING = web.RequestKey("stopping", asyncio.Event)
 # How long an arriving body may pause when the service stops, and how long it may take in all.
 _PAUSE_SECONDS: Final = 2.0
 _STOP_SECONDS: Final = 6.0
@@ -66,7 +64,13 @@ def require_json(
     request: web.Request, limit: int, types: frozenset[str] = frozenset({JSON})
 ) -> None:
     """Check the headers of a body. Raises UnsupportedMediaType and PayloadTooLarge."""
-    given = media_type(request)
+    if request.headers.get("content-type") not in types:
+        _require_type(media_type(request), types)
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+
+
+def _require_type(given: str, types: frozenset[str]) -> None:
     if not given:
         raise UnsupportedMediaType(
             f"The header content-type is missing, or has over {_LONGEST_TYPE} characters. Send"
@@ -74,8 +78,6 @@ def require_json(
         )
     if given not in types:
         raise UnsupportedMediaType(f"Send the body as {JSON}, not as {given[:64]}.")
-    if request.content_length is not None and request.content_length > limit:
-        raise _too_large(limit)
 
 
 def require_framing(request: web.Request) -> None:
@@ -104,7 +106,24 @@ async def read_body(request: web.Request, limit: int) -> bytes:
     Raises RequestTimeout for a body that stalls, InvalidRequest for one that breaks off or is not
     what its headers say, and Unavailable when the service stops before the body is there.
     """
-    request[BODY] = body = await _read(request, limit)
+    try:
+        if request.content.is_eof():  # all of it came with the head: nothing to wait for
+            body = request.content.read_nowait()
+        else:
+            body = await _arrived(request)
+    except web.HTTPRequestEntityTooLarge:
+        raise _too_large(limit) from None
+    except TimeoutError:
+        raise RequestTimeout(
+            f"The body did not arrive within {BODY_SECONDS} s. Send it whole."
+        ) from None
+    except (web.RequestPayloadError, ConnectionError):
+        raise InvalidRequest(
+            "The body can't be read: it breaks off, or is not encoded as its headers say."
+        ) from None
+    if len(body) > limit:
+        raise _too_large(limit)
+    request[BODY] = body
     return body
 
 
@@ -122,30 +141,18 @@ async def unread_body(request: web.Request, limit: int) -> bytes:
     return b""
 
 
-async def _read(request: web.Request, limit: int) -> bytes:
-    try:
-        if request.content.is_eof():  # all of it came with the head: nothing to wait for
-            return _of_size(request.content.read_nowait(), limit)
-        async with asyncio.timeout(BODY_SECONDS):
-            body = await _arrived(request)
-    except web.HTTPRequestEntityTooLarge:
-        raise _too_large(limit) from None
-    except TimeoutError:
-        raise RequestTimeout(
-            f"The body did not arrive within {BODY_SECONDS} s. Send it whole."
-        ) from None
-    except (web.RequestPayloadError, ConnectionError):
-        raise InvalidRequest(
-            "The body can't be read: it breaks off, or is not encoded as its headers say."
-        ) from None
-    await request[TURNS].take()  # many bodies may arrive together
+async def _arrived(request: web.Request) -> bytes:
+    """The complete body, in a turn that has room. Raises TimeoutError, and as _awaited."""
+    async with asyncio.timeout(BODY_SECONDS):
+        body = await _awaited(request)
+    await connection_of(request).turns.take()  # many bodies may arrive together
     return body
 
 
-async def _arrived(request: web.Request) -> bytes:
+async def _awaited(request: web.Request) -> bytes:
     """The complete body. Raises Unavailable if the service stops and the body is too slow."""
     reading = asyncio.ensure_future(request.read())
-    stopped = asyncio.ensure_future(request[STOPPING].wait())
+    stopped = asyncio.ensure_future(connection_of(request).stopping.wait())
     try:
         await asyncio.wait({reading, stopped}, return_when=asyncio.FIRST_COMPLETED)
         end = time.monotonic() + _STOP_SECONDS
@@ -160,12 +167,6 @@ async def _arrived(request: web.Request) -> bytes:
     finally:
         reading.cancel()
         stopped.cancel()
-
-
-def _of_size(body: bytes, limit: int) -> bytes:
-    if len(body) > limit:
-        raise _too_large(limit)
-    return body
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

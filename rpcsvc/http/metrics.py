@@ -8,8 +8,9 @@ values come from tables, enums and the configured networks, so the number of ser
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from prometheus_client.core import (
@@ -236,12 +237,12 @@ class Metrics:
 
     def __init__(self) -> None:
         self._calls: Counter[Labels] = Counter()
-        self._call_seconds: dict[str, Histogram] = {}
+        self._call_seconds = defaultdict[str, Histogram](partial(Histogram, _CALL_SECONDS))
         self._responses: Counter[int] = Counter()
         self._reached: Counter[Labels] = Counter()
         self._deposits: Counter[Labels] = Counter()
         self._transfers: Counter[Labels] = Counter()
-        self._payout_seconds: dict[str, Histogram] = {}
+        self._payout_seconds = defaultdict[str, Histogram](partial(Histogram, _PAYOUT_SECONDS))
         self._spread: Counter[Asset] = Counter()
         self._funding_fees: Counter[Asset] = Counter()
         self._commit_seconds = Histogram(_COMMIT_SECONDS)
@@ -252,7 +253,7 @@ class Metrics:
         outcome = "ok" if reply.error is None else code_of(reply.error)
         self._calls[operation, call.transport, outcome] += 1
         if seconds is not None:
-            _observe(self._call_seconds, operation, _CALL_SECONDS, seconds)
+            self._call_seconds[operation].observe(seconds)
 
     def response(self, status: int) -> None:
         """Count an HTTP response."""
@@ -286,7 +287,7 @@ class Metrics:
                         (d.first_seen_at for d in order.deposits), default=order.status_at
                     )
                     took = (order.status_at - seen_at) / 1000
-                    _observe(self._payout_seconds, transfer.network, _PAYOUT_SECONDS, took)
+                    self._payout_seconds[transfer.network].observe(took)
 
     def families(self) -> Iterator[Metric]:
         """The families of the counters."""
@@ -306,13 +307,6 @@ class Metrics:
 
 def _coins(units: Mapping[Asset, int]) -> list[tuple[Labels, float]]:
     return [((asset.symbol,), count / 10**asset.decimals) for asset, count in units.items()]
-
-
-def _observe(into: dict[str, Histogram], key: str, bounds: Sequence[float], value: float) -> None:
-    histogram = into.get(key)
-    if histogram is None:
-        histogram = into[key] = Histogram(bounds)
-    histogram.observe(value)
 
 
 def _labelled(histograms: Mapping[str, Histogram]) -> dict[Labels, Histogram]:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 from aiohttp import web
+from msgspec.structs import replace
 
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.domain.reservations import Client
@@ -28,7 +29,7 @@ from rpcsvc.errors import (
     TlsRequired,
     Unauthorized,
 )
-from rpcsvc.http.connection import ENDS_WITH_CALLER, TURNS, Handler
+from rpcsvc.http.connection import ENDS_WITH_CALLER, Handler, connection_of
 from rpcsvc.http.event_stream import EventStream, from_last_event, wants_events
 from rpcsvc.http.gate import (
     CALLER,
@@ -291,7 +292,7 @@ def by_integrator(integrators: Integrators) -> Identify:
                 header="x-api-key",
             )
         client = Client("integrator", found.id)
-        return call._replace(integrator=found, namespace=found.id, client=client)
+        return replace(call, integrator=found, namespace=found.id, client=client)
 
     return identify
 
@@ -329,12 +330,13 @@ async def carry_out(
     )
     try:
         if operation.idempotent:
-            call = call._replace(idempotency_key=_take_key(caller, params))
+            call = replace(call, idempotency_key=_take_key(caller, params))
     except InvalidInput as error:
         reply = dispatcher.refuse(operation.name, error, call, params)
     else:
         reply = await dispatcher.run(operation, params, call)
-    caller.headers.update(error_headers(reply.error))
+    if reply.error is not None:
+        caller.headers.update(error_headers(reply.error))
     if reply.replayed:
         caller.headers["idempotent-replayed"] = "true"
     return reply
@@ -396,10 +398,10 @@ class RpcHttp:
         except ServiceError as error:
             return refused(caller, error)
         server = self._of_operator if self._is_operator(request) else self._public
-        turn = request[TURNS].take
-        answer = await server.answer(body, caller, partial(end_with_caller, request), turn)
+        turn = connection_of(request).turns.take
+        status, answer = await server.answer(body, caller, partial(end_with_caller, request), turn)
         request_id = caller.batch_request_id if body.lstrip()[:1] == b"[" else caller.request_id
-        return respond(answer.body, request_id, status=answer.status, headers=caller.headers)
+        return respond(answer, request_id, status=status, headers=caller.headers)
 
     def _is_operator(self, request: web.Request) -> bool:
         if OPERATOR_HEADER not in request.headers or not is_on_socket(request):

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 import structlog
+from msgspec.structs import replace
 
 from rpcsvc import errors
 from rpcsvc.domain.order import AgentState
@@ -89,7 +90,7 @@ class AgentEnvelope:
             raise TypeError(f"{operation.name}: a flat answer has no place in an envelope")
         if "sessionSource" not in result.data:
             data = with_session(self._views, result.data, NO_SESSION)
-            result = result._replace(data=data)
+            result = replace(result, data=data)
         body = finish(head(operation.name, result), call.request_id)
         is_unknown = result.settlement is not None and result.settlement.response is None
         return Reply(body, 202 if is_unknown else 200, settlement=result.settlement)
@@ -128,7 +129,8 @@ class Dispatcher:
     async def run(self, operation: Operation, params: dict[str, Any], call: Call) -> Reply:
         """The reply to a call. Raises nothing but CancelledError."""
         started = time.perf_counter_ns()
-        params, call = _with_local_session(operation, params, call)
+        if call.local_session is not None:
+            params, call = _with_local_session(operation, params, call)
         try:
             parsed = await parse_call(operation.params, params, call, self._service)
             result = await operation.handler(self._service, parsed, call)
@@ -192,11 +194,9 @@ def flat_dispatcher(service: Service) -> Dispatcher:
 
 def _with_local_session(operation: Operation, params: Json, call: Call) -> tuple[Json, Call]:
     """The params with the local session if none was sent; otherwise the call without it."""
-    if call.local_session is None:
-        return params, call
     takes_session = "session_id" in operation.params.model_fields
     if not takes_session or params.get("sessionId") is not None:
-        return params, call._replace(local_session=None)
+        return params, replace(call, local_session=None)
     return {**params, "sessionId": call.local_session}, call
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from rpcsvc import __version__
@@ -40,7 +40,7 @@ from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, VenueQuote
 from rpcsvc.store.changes import StatusView, StoredResponse
 
 
-class PlacedOrder(NamedTuple):
+class PlacedOrder(Struct, frozen=True):
     """A new order, its stored status answer, and the quote that it locks.
 
     A bridge order has no status answer: the agent API does not serve it.

@@ -295,7 +295,7 @@ def with_sandbox(
     return SandboxService(**parts, controls=controls)
 
 
-class Call(NamedTuple):
+class Call(Struct, frozen=True):
     """A call: who asks, under which idempotency key, and which integrator brings it.
 
     ``local_session`` is the session that the CLI remembers. It stands in for a sessionId that the
@@ -318,13 +318,13 @@ class Call(NamedTuple):
     held_to: str | None = None
 
 
-class X402Settlement(NamedTuple):
+class X402Settlement(Struct, frozen=True):
     """The SettlementResponse of an x402 payment; None while the outcome is unknown."""
 
     response: Json | None
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True):
     """The result of an operation. ``next_actions`` hold calls that can be sent as they stand.
 
     ``settlement`` is set if the order is paid by x402.
@@ -339,7 +339,7 @@ class Answer(NamedTuple):
     settlement: X402Settlement | None = None
 
 
-class Reply(NamedTuple):
+class Reply(Struct, frozen=True):
     """An answer ready to send: the envelope's JSON bytes, and what the transport adds."""
 
     body: bytes
@@ -359,13 +359,13 @@ def action(
     return step
 
 
-class Flat(NamedTuple):
+class Flat(Struct, frozen=True):
     """An answer without an envelope, as the BFF has them (spec 2.4)."""
 
     body: Json
 
 
-class Stored(NamedTuple):
+class Stored(Struct, frozen=True):
     """The head of an envelope, or a flat answer, as committed; ``replayed`` answers a retry."""
 
     head: bytes

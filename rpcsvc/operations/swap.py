@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import Chain
@@ -377,7 +378,7 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
     )
     if held:
         least = max(each.expected_output for each in held)
-        request = request._replace(least=least, accept=partial(_require_kept, held))
+        request = replace(request, least=least, accept=partial(_require_kept, held))
     claim = None
     digest = params.quote_digest
     shown = _fingerprint(intent, None if call.local_session else session, digest)
@@ -443,7 +444,7 @@ def _order_answer(service: Service, source: str, operation: str, placed: PlacedO
         "quote": quote_view(service, placed.quote),
     }
     data = with_session(service.views, data, (placed.order.terms.session_id, source))
-    return head(operation, status._replace(data=data))
+    return head(operation, replace(status, data=data))
 
 
 async def cancel(service: Service, params: CancelParams, call: Call) -> Answer:
@@ -451,7 +452,7 @@ async def cancel(service: Service, params: CancelParams, call: Call) -> Answer:
     order = await cancel_order(service, params.order_id, params.session_id)
     answer = status_answer(service.views, order, service.clock.now_ms())
     session = {"sessionId": order.terms.session_id, "sessionSource": session_source(call)}
-    return answer._replace(data={**answer.data, **session})
+    return replace(answer, data={**answer.data, **session})
 
 
 async def cancel_order(service: Service, order_id: str, session_id: str) -> Order:

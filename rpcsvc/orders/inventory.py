@@ -262,7 +262,7 @@ class WalletInventory(Inventory):
         if needed > held.free:
             raise _not_payable(held, direction, chain, amount, needed, rate)
         admission = await self._clients.require(client, amount, network, needed, reserved)
-        return admission._replace(units=((TOTAL, free), *admission.units))
+        return replace(admission, units=((TOTAL, free), *admission.units))
 
     @override
     async def room(self, client: Client, network: str) -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from decimal import Decimal
-from typing import NamedTuple
 
+from msgspec import Struct
 from typing_extensions import override
 
 from rpcsvc.domain.chains import Chain, network_of
@@ -56,7 +56,7 @@ from rpcsvc.store.changes import RateBounds, Ticket
 _JOINED = "This replica takes orders; another one settles them."
 
 
-class _Priced(NamedTuple):
+class _Priced(Struct, frozen=True):
     """A quote, and the conditions for the transaction that makes an order at it."""
 
     quote: VenueQuote
@@ -244,14 +244,15 @@ class LocalVenue(Venue):
         # A failed order leaves no trace.
         self._wallets.require_ready()
         await self._require_payable(request)
-        quote, admission, rates = await self._priced(request.priced)
+        priced = await self._priced(request.priced)
+        quote = priced.quote
         if request.accept is not None:
             request.accept(quote)
         named = self._maker.ids(request)
         address = self._wallets.deposit_address(quote.deposit_asset)
         terms = self._maker.terms(request, quote, named, address)
         pooled = self._wallets.pooled(address, terms.payout_network)
-        yield NewOrder(terms, quote, admission, rates=rates, pooled=pooled)
+        yield NewOrder(terms, quote, priced.admission, rates=priced.rates, pooled=pooled)
 
     async def _require_payable(self, request: OrderRequest) -> None:
         """Raise InvalidDestination for a payout or refund address that its network refuses."""

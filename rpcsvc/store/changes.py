@@ -101,7 +101,7 @@ class PooledOrder(NamedTuple):
     max_age_ms: int
 
 
-class StatusView(NamedTuple):
+class StatusView(Struct, frozen=True):
     """An order's status answer, written when the order last changed (operations/ordering.py).
 
     ``body`` is the envelope without its request id; it holds until ``valid_until`` (ms), if set.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Struct, convert, to_builtins
 from msgspec.structs import fields
@@ -30,7 +30,7 @@ T = TypeVar("T", bound=Struct)
 _BOOLEANS: Final = {0: False, 1: True}
 
 
-class Statement(NamedTuple):
+class Statement(Struct, frozen=True):
     """A write of one row.
 
     ``first``: other rows of its transaction refer to this row. ``finds``: it must change a row, and
@@ -44,7 +44,7 @@ class Statement(NamedTuple):
     finds: bool = False
 
 
-class Query(NamedTuple):
+class Query(Struct, frozen=True):
     """SQL text and its values."""
 
     sql: str

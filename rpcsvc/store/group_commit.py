@@ -9,9 +9,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.database import CommitObserver, StaleWrite, Statement, StoreConflict, unobserved
@@ -21,7 +22,7 @@ log = structlog.get_logger(__name__)
 MAX_GROUP = 512
 
 
-class StatementRows(NamedTuple):
+class StatementRows(Struct, frozen=True):
     """The rows of one statement in a group. ``finds``: each must change a row."""
 
     sql: str
@@ -29,7 +30,7 @@ class StatementRows(NamedTuple):
     values: list[Mapping[str, Any]]
 
 
-class _Write(NamedTuple):
+class _Write(Struct, frozen=True):
     statements: Sequence[Statement]
     done: asyncio.Future[None]
 
@@ -106,11 +107,11 @@ class GroupCommit:
 def rows_of(statements: Iterable[Statement]) -> list[StatementRows]:
     """Group statements by text, in order of first use; those that others refer to come first."""
     found: dict[tuple[str, bool], StatementRows] = {}
-    for sql, values, _, finds in sorted(statements, key=_comes_later):
-        rows = found.get((sql, finds))
+    for each in sorted(statements, key=_comes_later):
+        rows = found.get((each.sql, each.finds))
         if rows is None:
-            rows = found[sql, finds] = StatementRows(sql, finds, [])
-        rows.values.append(values)
+            rows = found[each.sql, each.finds] = StatementRows(each.sql, each.finds, [])
+        rows.values.append(each.values)
     return list(found.values())
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -132,6 +133,25 @@ async def test_cancelled_wait_stops_no_other() -> None:
     assert [name for name, _ in loop.began] == ["first", "other"]
 
 
+async def test_bytes_that_are_next_do_not_pause_reading() -> None:
+    """Bytes that wait behind others do: more of them could arrive before their turn."""
+    loop, server = Loop(), web.Server(Parked()._in_connection)
+    await loop.turns.take()
+    loop.now += TURN_SECONDS
+    transports = [Mock(), Mock()]
+    for transport in transports:
+        transport.get_extra_info.return_value = None
+        connection = HttpConnection(
+            server, refuse, loop.turns, asyncio.Event(), loop=asyncio.get_running_loop()
+        )
+        connection.connection_made(transport)
+        connection.data_received(GET)
+
+    assert [transport.pause_reading.called for transport in transports] == [False, True]
+    await loop.count(2)
+    await server.shutdown(0)
+
+
 # What the connection uses of aiohttp's without a promise, and what depends on it.
 PRIVATE = {
     "_waiter": "is_idle: an idle connection can be closed for a new one",
@@ -191,7 +211,9 @@ class Parked:
         """Yield the client's streams; ``connection`` is the server's side."""
         loop = asyncio.get_running_loop()
         manager = web.Server(self._in_connection)
-        self.connection = HttpConnection(manager, refuse, Turns(lambda: 0.0), loop=loop)
+        self.connection = HttpConnection(
+            manager, refuse, Turns(lambda: 0.0), asyncio.Event(), loop=loop
+        )
         connection = self.connection
         server = await loop.create_server(lambda: connection, "127.0.0.1")
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())

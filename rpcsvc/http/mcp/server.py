@@ -129,11 +129,11 @@ class McpHttp:
                 raise InvalidRequest("MCP has no batches. Send one message at a time.")
         except ServiceError as error:
             return refused(caller, error)
-        answer = await self._server.answer(body, caller, partial(end_with_caller, request))
-        if answer.body is None:
+        _, answer = await self._server.answer(body, caller, partial(end_with_caller, request))
+        if answer is None:
             return respond(None, caller.request_id, status=202, headers=caller.headers)
         status = _status(caller.error, request.headers)
-        return respond(answer.body, caller.request_id, status=status, headers=caller.headers)
+        return respond(answer, caller.request_id, status=status, headers=caller.headers)
 
     def _require_origin(self, origin: str | None) -> None:
         """Raise ForbiddenOrigin for a page of another site (DNS rebinding)."""

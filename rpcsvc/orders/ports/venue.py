@@ -85,7 +85,7 @@ class VenueProfile(Struct, frozen=True):
         Not checked when an order is read, so that the retry of a key still gets its first answer.
         """
         offered = self.chains.all()
-        if chain.name == PERPS or any(chain.chain_id == other.chain_id for other in offered):
+        if chain.name == PERPS or chain.chain_id in [other.chain_id for other in offered]:
             return
         names = [other.name for other in offered]
         raise UnsupportedChain(
@@ -106,7 +106,7 @@ class VenueProfile(Struct, frozen=True):
             )
 
 
-class QuoteRequest(NamedTuple):
+class QuoteRequest(Struct, frozen=True):
     """An amount to price: ``amount`` is what the user sends.
 
     ``to``: where the payout of an order goes that waits for the quote; empty for a quote alone.
@@ -123,7 +123,7 @@ class QuoteRequest(NamedTuple):
     pays_gas: bool = False
 
 
-class OrderRequest(NamedTuple):
+class OrderRequest(Struct, frozen=True):
     """A validated order request: ``amount`` is what the user sends, ``to`` where the payout goes.
 
     ``twap``: swap it in chunks, if it is worth two or more. ``integrator``: who brought it.
@@ -190,7 +190,7 @@ class VenueQuote(Struct, frozen=True):
         return payout_asset(self.direction)
 
 
-class NewOrder(NamedTuple):
+class NewOrder(Struct, frozen=True):
     """An order to be committed: its terms and the quote that it locks.
 
     ``admission`` is who asked for it, and the bounds that it is made within; None where nothing is

@@ -214,7 +214,7 @@ async def test_a_claim_reserves_until_its_outcome_is_written(
         with pytest.raises(StaleWrite):
             await keeper.store.commit(
                 asking,
-                Change(reservation=reserves._replace(order_id="more"), admission=admission),
+                Change(reservation=replace(reserves, order_id="more"), admission=admission),
             )
         assert (await keeper.store.reserved(UPSTREAM, ONE)).unfunded[ONE] == 100
         ended = RelayRecord(order_id, state, NOW, "s", reason="said so")

@@ -310,7 +310,7 @@ async def _answers(connection: Connection, batch: Sequence[_Read]) -> list[list[
     values.
     """
     found: dict[str, dict[Values, list[Row]]] = {}
-    forms = [[(compiled(sql), values) for sql, values in read.queries] for read in batch]
+    forms = [[(compiled(each.sql), each.values) for each in read.queries] for read in batch]
     places = [[(form, tuple(form.bind(values))) for form, values in read] for read in forms]
     hashed = [[(form.text, _key(form, values)) for form, values in read] for read in places]
     calls: dict[str, tuple[PostgresqlQuery, dict[Values, Values]]] = {}

@@ -219,7 +219,7 @@ class _Snapshot:
 
     async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
         """The rows of each query."""
-        return [await self.fetch(sql, **values) for sql, values in queries]
+        return [await self.fetch(each.sql, **each.values) for each in queries]
 
     async def write(self, statements: Sequence[Statement]) -> None:
         """Refused. Raises errors.Unavailable."""

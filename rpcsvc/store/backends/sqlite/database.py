@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import aiosqlite
 import orjson
 import structlog
+from msgspec import Struct
 from typing_extensions import override
 
 from rpcsvc.clock import SystemClock
@@ -195,7 +196,7 @@ class SqliteReader(Tables):
 
     @override
     async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
-        return [await self.fetch(sql, **values) for sql, values in queries]
+        return [await self.fetch(each.sql, **each.values) for each in queries]
 
     def _reported(self, error: sqlite3.Error) -> Exception:
         """The error for the caller of a failed read; a damaged file is logged."""
@@ -336,7 +337,7 @@ class Checkpointer:
 # --- the database --------------------------------------------------------------------------------
 
 
-class BoundRows(NamedTuple):
+class BoundRows(Struct, frozen=True):
     """The rows of one statement in a group, their values in order."""
 
     form: SqliteQuery
@@ -406,7 +407,7 @@ class GroupConnection(sqlite3.Connection):
         The thread releases and retakes the interpreter lock at every step of a statement, so rows
         are inserted many to a step.
         """
-        (text, _, insert), finds, values = rows
+        (text, _, insert), finds, values = rows.form, rows.finds, rows.values
         if finds and text.startswith("SELECT"):
             for each in {tuple(row) for row in values}:  # once per distinct row
                 if self.execute(text, each).fetchone() is None:
