@@ -22,7 +22,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositKey, Order, Transfer, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.payouts import AwaitsBlock, Payouts
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.orders.processor import OrderProcessor, Quarantine
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
@@ -104,7 +104,7 @@ class PayoutDriver:
         order = await self.processor.apply(name, ev.DepositConfirmed(key))
         return order.transfers[0].transfer_id
 
-    async def pay(self, transfer_id: str) -> bool:
+    async def pay(self, transfer_id: str) -> bool | AwaitsBlock:
         order_id = transfer_id.partition("/")[0]
         return await self.payouts.advance(order_id, AdvanceTransfer(transfer_id))
 
