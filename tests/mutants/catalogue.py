@@ -236,8 +236,15 @@ MUTANTS: Final = (
     Mutant(
         "cursor-moves-on",
         "blocks whose deposits were not read are never read again",
-        "                scanned.reached = max(scanned.reached, piece.last)",
-        "                scanned.reached = head.number",
+        "        to = scanned.reached",
+        "        to = EvmCursor(self._height, (await scanned.block(self._height)).hash)",
+    ),
+    Mutant(
+        "usdc-events-of-a-node-that-lags",
+        "a range counts as read though another node has its last block than listed its events",
+        '        block, items = await self._with_block(last, ("eth_getLogs", [params]))',
+        "        block = await self.block(last)\n"
+        '        items = await self.rpc.read("eth_getLogs", [params])',
     ),
     # --- XMR payments --------------------------------------------------------------------------
     Mutant(

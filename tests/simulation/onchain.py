@@ -282,7 +282,7 @@ class OnchainUniverse(Universe):
         if name == "evm":
             if chance.random() < 0.5:
                 node.restart()
-            node.lag = chance.choice([0, 0, 1, 2, 4])  # what the service allows for: 30 s
+            node.lag = chance.choice([0, 0, 1, 2, 4, 12, 60])  # up to six minutes
             node.relays = chance.random() < 0.7
         elif name == "monerod":
             self.monerod.restart()

@@ -50,7 +50,7 @@ class AuditedChain(Chain):
         assert method == "eth_getLogs"
         first, last = (int(params[0][name], 16) for name in ("fromBlock", "toBlock"))
         wanted = LogFilter(TOKEN, (usdc.TRANSFER_TOPIC,))
-        return [_as_json(item) for item in await self.logs(wanted, first, last)]
+        return [_as_json(item) for item in (await self.logs(wanted, first, last)).logs]
 
 
 def _as_json(item: Log) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -10,6 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
+    BatchRefused,
     DaemonEndpoint,
     DaemonRpc,
     HttpFailure,
@@ -140,3 +143,86 @@ async def test_a_closed_client_sends_nothing() -> None:
     client = MonerodClient(DaemonEndpoint("node", f"http://127.0.0.1:{free_port()}"))
     with pytest.raises(NotSent, match="closed"):
         await client.submit("00")
+
+
+# --- batches -----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def served(handler: Handler) -> AsyncIterator[DaemonRpc]:
+    app = web.Application()
+    app.router.add_post("/", handler)
+    async with (
+        TestServer(app) as server,
+        DaemonRpc(DaemonEndpoint("node", str(server.make_url(""))), pause=no_pause) as rpc,
+    ):
+        yield rpc
+
+
+def echoing(change: Callable[[list[dict[str, object]]], object]) -> Handler:
+    """Answers a batch by the method of each call, as changed."""
+
+    async def handler(request: web.Request) -> web.Response:
+        calls = await request.json()
+        answers = [{"id": call["id"], "result": call["method"]} for call in calls]
+        return web.json_response(change(answers))
+
+    return handler
+
+
+async def test_answers_of_a_batch_may_come_in_any_order() -> None:
+    async with served(echoing(lambda answers: answers[::-1])) as rpc:
+        assert await rpc.read_all([("a", []), ("b", []), ("c", [])]) == ["a", "b", "c"]
+
+
+async def test_refused_call_of_a_batch_has_its_error() -> None:
+    error = {"code": -32000, "message": "no"}
+
+    def refuse_second(answers: list[dict[str, object]]) -> object:
+        return [answers[0], {"id": answers[1]["id"], "error": error}]
+
+    async with served(echoing(refuse_second)) as rpc:
+        first, second = await rpc.read_all([("a", []), ("b", [])])
+    assert first == "a"
+    assert isinstance(second, NodeError)
+    assert second.text == "no"
+
+
+@pytest.mark.parametrize("kept", [[], [0], [0, 0]])
+async def test_batch_with_an_answer_missing_is_no_answer(kept: list[int]) -> None:
+    async with served(echoing(lambda answers: [answers[n] for n in kept])) as rpc:
+        with pytest.raises(BadAnswer):
+            await rpc.read_all([("a", []), ("b", [])])
+
+
+_NO_BATCHES = {"id": None, "error": {"code": -32600, "message": "no batches here"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (json.dumps(_NO_BATCHES), 200), (json.dumps([_NO_BATCHES]), 200),
+        (json.dumps(_NO_BATCHES), 400), ("method not allowed", 405), ("too large", 413),
+    ],
+)  # fmt: skip
+async def test_node_that_refuses_batches_is_sent_no_more(text: str, status: int) -> None:
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        return web.Response(text=text, status=status)
+
+    async with served(handler) as rpc:
+        for _ in range(2):
+            with pytest.raises(BatchRefused):
+                await rpc.read_all([("a", []), ("b", [])])
+    assert len(seen) == 1
+
+
+async def test_busy_node_has_not_refused_batches() -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    async with served(handler) as rpc:
+        with pytest.raises(HttpFailure):
+            await rpc.read_all([("a", []), ("b", [])])

@@ -11,6 +11,7 @@ Failures are classified by whether the node may have acted, which decides over m
     |   |   +-- TooLarge           it has more bytes than allowed
     |   +-- HttpFailure        an HTTP error status without a JSON-RPC error in it
     +-- NodeError          its own error answer; even this is no proof that it did nothing
+    +-- BatchRefused       it takes no batch of calls: only reads are sent as one
 
 A cancelled call is an unknown outcome too. Only reads are repeated, never what may move money.
 A node whose chain has stopped may still call itself in sync: ``StallDetector`` finds it.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from decimal import Decimal
 from itertools import count
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -41,11 +42,17 @@ from rpcsvc.http_client import (
 from rpcsvc.redacted import Redacted
 
 JsonObject = dict[str, Any]
+# A method and its parameters.
+Call = tuple[str, Any]
 Pause = Callable[[float], Awaitable[None]]
 
 _PAUSES: Final = (0.05, 0.25)
 _REFUSED_UNREAD: Final = (401, 403)
 _WORTH_REPEATING: Final = (429, 502, 503, 504)
+# Answers of nodes and proxies that know no batches, if they hold no error of JSON-RPC.
+_BATCH_UNKNOWN: Final = (400, 404, 405, 413, 415, 422, 501)
+# A node that refused a batch is sent none for so long: it may be another one by then.
+_NO_BATCH_MS: Final = 10 * 60_000
 _LONGEST_QUOTE: Final = 300
 _CONNECTIONS: Final = 16
 
@@ -105,6 +112,10 @@ class NodeError(RpcFailure):
         self.data = data
 
 
+class BatchRefused(RpcFailure):
+    """The node takes no batch of calls: ask it one by one."""
+
+
 class ChainUnusable(Exception):
     """A node, wallet, token or mnemonic is not the right one. The text is for the operator."""
 
@@ -160,6 +171,7 @@ class DaemonRpc:
         self._ids = count(1)
         self._lock = asyncio.Lock()
         self._session: ClientSession | None = None
+        self._batch_refused_at: int | None = None
 
     async def __aenter__(self) -> Self:
         self.open()
@@ -189,12 +201,17 @@ class DaemonRpc:
 
     async def act(self, method: str, params: Any = None, *, seconds: float | None = None) -> Any:
         """The result of a JSON-RPC call, sent at most once. ``seconds``: another time limit."""
-        number = str(next(self._ids))
-        body = {"jsonrpc": "2.0", "id": number, "method": method}
-        if params is not None:
-            body["params"] = params
+        body = self._body(method, params)
         status, content = await self._post(self._rpc_path, method, body, seconds)
-        return self._result(method, number, self._parse(method, status, content))
+        return self._result(method, body["id"], self._parse(method, status, content))
+
+    async def read_all(self, calls: Sequence[Call]) -> list[Any]:
+        """Return the results of calls that change nothing, sent as one batch, in their order.
+
+        A call that the node refused has its NodeError as the result. Raises BatchRefused when the
+        node takes no batches. Source: JSON-RPC 2.0, section 6.
+        """
+        return await self._repeating(lambda: self._batch(calls))
 
     async def read_path(
         self, path: str, body: JsonObject, *, seconds: float | None = None
@@ -213,6 +230,23 @@ class DaemonRpc:
 
     # --- one exchange --------------------------------------------------------------------------
 
+    def _body(self, method: str, params: Any) -> JsonObject:
+        body = {"jsonrpc": "2.0", "id": str(next(self._ids)), "method": method}
+        return body if params is None else body | {"params": params}
+
+    async def _batch(self, calls: Sequence[Call]) -> list[Any]:
+        name = " and ".join(dict.fromkeys(method for method, _ in calls))
+        refused_at = self._batch_refused_at
+        if refused_at is not None and steady_ms() - refused_at < _NO_BATCH_MS:
+            raise BatchRefused(self.endpoint.name, name, "it has refused a batch of calls before")
+        bodies = [self._body(method, params) for method, params in calls]
+        status, content = await self._post(self._rpc_path, name, bodies, None)
+        try:
+            return self._results(name, bodies, status, content)
+        except BatchRefused:
+            self._batch_refused_at = steady_ms()
+            raise
+
     async def _repeating(self, call: Callable[[], Awaitable[T]]) -> T:
         for seconds in _PAUSES:
             try:
@@ -224,7 +258,7 @@ class DaemonRpc:
         return await call()
 
     async def _post(
-        self, path: str, method: str, body: JsonObject, seconds: float | None
+        self, path: str, method: str, body: JsonObject | list[JsonObject], seconds: float | None
     ) -> tuple[int, bytes]:
         limit = self.endpoint.total_seconds if seconds is None else seconds
         if not self.endpoint.serial:
@@ -244,7 +278,7 @@ class DaemonRpc:
             raise NotSent(self.endpoint.name, method, problem) from None
 
     async def _send(
-        self, path: str, method: str, body: JsonObject, limit: float
+        self, path: str, method: str, body: JsonObject | list[JsonObject], limit: float
     ) -> tuple[int, bytes]:
         at = self.endpoint
         if self._session is None:
@@ -281,6 +315,12 @@ class DaemonRpc:
     # --- reading the answer --------------------------------------------------------------------
 
     def _parse(self, method: str, status: int, content: bytes) -> JsonObject:
+        answer = self._json(method, status, content)
+        if not isinstance(answer, dict):
+            raise BadAnswer(self.endpoint.name, method, "the answer is not a JSON object")
+        return answer
+
+    def _json(self, method: str, status: int, content: bytes) -> Any:
         name = self.endpoint.name
         if status in _WORTH_REPEATING:
             raise HttpFailure(name, method, status)
@@ -292,9 +332,34 @@ class DaemonRpc:
             raise BadAnswer(name, method, f"the answer is not JSON: {_words(error)}") from error
         if status != 200 and not (isinstance(answer, dict) and "error" in answer):
             raise HttpFailure(name, method, status)
-        if not isinstance(answer, dict):
-            raise BadAnswer(name, method, "the answer is not a JSON object")
         return answer
+
+    def _results(
+        self, name: str, bodies: Sequence[JsonObject], status: int, content: bytes
+    ) -> list[Any]:
+        """Return the results of a batch, whose answers may come in any order."""
+        node = self.endpoint.name
+        try:
+            answers = self._json(name, status, content)
+        except HttpFailure as failure:
+            if failure.status in _BATCH_UNKNOWN:
+                raise BatchRefused(node, name, f"no batches: {failure.problem}") from failure
+            raise
+        if isinstance(answers, dict):
+            raise BatchRefused(node, name, f"no batches: {_error_text(answers)}")
+        if not isinstance(answers, list) or not all(isinstance(item, dict) for item in answers):
+            raise BadAnswer(node, name, "the answer is not a list of JSON objects")
+        if len(answers) == 1 and answers[0].get("id") is None:
+            raise BatchRefused(node, name, f"no batches: {_error_text(answers[0])}")
+        by_id = {item.get("id"): item for item in answers if isinstance(item.get("id"), str)}
+        return [self._outcome(body, by_id.get(body["id"], {})) for body in bodies]
+
+    def _outcome(self, body: JsonObject, answer: JsonObject) -> Any:
+        """Return the result of one call of a batch, or the node's error."""
+        try:
+            return self._result(body["method"], body["id"], answer)
+        except NodeError as error:
+            return error
 
     def _result(self, method: str, number: str, answer: JsonObject) -> Any:
         name = self.endpoint.name
@@ -392,6 +457,13 @@ def _node_error(name: str, method: str, error: JsonObject) -> RpcFailure:
     if isinstance(code, bool) or not isinstance(code, int) or not isinstance(text, str):
         return BadAnswer(name, method, "it is an error without code or message")
     return NodeError(name, method, code, text, error.get("data"))
+
+
+def _error_text(answer: JsonObject) -> str:
+    """The message of an answer's error, for the log."""
+    error = answer.get("error")
+    text = error.get("message") if isinstance(error, dict) else None
+    return _short(text) if isinstance(text, str) else "an answer without results"
 
 
 def _words(error: BaseException) -> str:

@@ -21,6 +21,8 @@ from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
+    BatchRefused,
+    Call,
     ChainUnusable,
     DaemonEndpoint,
     DaemonRpc,
@@ -148,11 +150,14 @@ class EvmClient:
         params = [Tag.PENDING.value, True]
         return await self.rpc.act("eth_getBlockByNumber", params, seconds=seconds)
 
-    async def logs(self, wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
+    async def logs(self, wanted: LogFilter, first: int, last: int) -> LogRange:
         """Return the logs of the blocks ``first`` to ``last``, both included; at most
         WIDEST_LOG_RANGE blocks.
 
-        ``last`` must be a block that this node has: some nodes answer with nothing beyond theirs.
+        Nodes list nothing beyond their newest block, and no error. So block ``last`` is asked for
+        in the same batch: whoever passes the batch on whole has one node answer both. A proxy that
+        divides a batch over several nodes makes this no proof. A node that takes no batches proves
+        what it has by the newest event alone.
         """
         if not 0 <= first <= last < first + WIDEST_LOG_RANGE:
             raise ValueError(f"1 to {WIDEST_LOG_RANGE} blocks at once, not {first} to {last}")
@@ -163,11 +168,32 @@ class EvmClient:
             "fromBlock": hex(first),
             "toBlock": hex(last),
         }
-        items = await self.rpc.read("eth_getLogs", [params])
+        block, items = await self._with_block(last, ("eth_getLogs", [params]))
         if not isinstance(items, list):
             raise self._bad("eth_getLogs", "is not a list")
         kept = [item for item in items if not _is_removed(item)]
-        return self._model(tuple[Log, ...], "eth_getLogs", kept)
+        logs = self._model(tuple[Log, ...], "eth_getLogs", kept)
+        return LogRange.shown(first, last, logs, block)
+
+    async def _with_block(self, number: int, call: Call) -> tuple[Block | None, Any]:
+        """Return a block and the result of a call, from one node.
+
+        The block is None when the node lacks it, or takes no batches.
+        """
+        method = "eth_getBlockByNumber"
+        try:
+            found, result = await self.rpc.read_all([(method, [_block_ref(number), False]), call])
+        except BatchRefused as refused:
+            log.info("evm_batch_refused", reason=str(refused))
+            return None, await self.rpc.read(*call)
+        if isinstance(found, NodeError):
+            return None, await self.rpc.read(*call)
+        if isinstance(result, NodeError):
+            raise result
+        block = None if found is None else self._model(Block, method, found)
+        if block is not None and block.number != number:
+            raise self._bad(method, f"is not block {number}")
+        return block, result
 
     async def scan(
         self, wanted: LogFilter, first: int, last: int, *, span: int = WIDEST_LOG_RANGE
@@ -178,13 +204,13 @@ class EvmClient:
         while first <= last:
             upto = min(first + span - 1, last)
             try:
-                logs = await self.logs(wanted, first, upto)
+                found = await self.logs(wanted, first, upto)
             except (NodeError, TooLarge) as error:
                 if upto == first or not _too_many_logs(error):
                     raise
                 span = (upto - first + 1) // 2
                 continue
-            yield LogRange(first, upto, logs)
+            yield found
             first = upto + 1
 
     # --- accounts and contracts ----------------------------------------------------------------
