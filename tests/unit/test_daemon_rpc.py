@@ -13,13 +13,16 @@ from aiohttp.test_utils import TestServer
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
     BatchRefused,
+    CallLimit,
     DaemonEndpoint,
     DaemonRpc,
     HttpFailure,
     NodeError,
     NotSent,
+    Resting,
     RpcOutcomeUnknown,
     TooLarge,
+    TooManyCalls,
 )
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from tests.e2e.processes import free_port
@@ -115,9 +118,9 @@ async def test_a_busy_node_is_asked_again_and_then_reported() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         seen.append((await request.json())["id"])
-        return web.Response(status=429)
+        return web.Response(status=503)
 
-    with pytest.raises(HttpFailure, match="429"):
+    with pytest.raises(HttpFailure, match="503"):
         await ask(handler)
     assert len(seen) == 3
 
@@ -226,3 +229,86 @@ async def test_busy_node_has_not_refused_batches() -> None:
     async with served(handler) as rpc:
         with pytest.raises(HttpFailure):
             await rpc.read_all([("a", []), ("b", [])])
+
+
+# --- a node that asks for fewer calls ----------------------------------------------------------
+
+
+def limiting(seen: list[object], error: dict[str, object] | None, **headers: str) -> Handler:
+    """Refuses each call: by HTTP status 429, or by an error of JSON-RPC."""
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(call := await request.json())
+        if error is None:
+            return web.Response(status=429, headers=headers)
+        return web.json_response({"id": call["id"], "error": error})
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None, {"code": 429, "message": "slow down"},
+        {"code": -32005, "message": "daily request count exceeded, request rate limited"},
+        {"code": -32007, "message": "50/second request limit reached"},
+    ],
+)  # fmt: skip
+async def test_node_that_asks_for_fewer_calls_rests(error: dict[str, object] | None) -> None:
+    seen: list[object] = []
+    async with served(limiting(seen, error)) as rpc:
+        with pytest.raises(TooManyCalls):
+            await rpc.read("any")
+        for call in (rpc.read("any"), rpc.act("any"), rpc.read_all([("any", [])])):
+            with pytest.raises(Resting):
+                await call
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"code": 3, "message": "execution reverted: too many requests"},
+        {"code": -32005, "message": "query returned more than 10000 results"},
+        {"code": -32600, "message": "batch of 2: request limit is 1"},
+    ],
+)
+async def test_other_errors_begin_no_rest(error: dict[str, object]) -> None:
+    seen: list[object] = []
+    async with served(limiting(seen, error)) as rpc:
+        for _ in range(2):
+            with pytest.raises(NodeError):
+                await rpc.read("any")
+    assert len(seen) == 2
+
+
+def test_rests_double_and_an_answer_shortens_them() -> None:
+    now = 0
+    limit = CallLimit(lambda: now)
+
+    def rest() -> int:
+        nonlocal now
+        begun = now
+        limit.refused()
+        limit.refused()  # as by a call that was on its way
+        while limit.is_resting():
+            now += 500
+        return now - begun
+
+    assert [rest() for _ in range(8)] == [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
+    limit.answered()
+    assert rest() == 1000
+
+
+@pytest.mark.parametrize(
+    ("asked", "rest"),
+    [("7", 7_000), ("0", 1_000), ("86400", 300_000), ("soon", 1_000), ("-5", 1_000), ("²", 1_000)],
+)
+def test_retry_after_is_kept_within_bounds(asked: str, rest: int) -> None:
+    now = 0
+    limit = CallLimit(lambda: now)
+    limit.refused(asked)
+    now = rest - 1
+    assert limit.is_resting()
+    now = rest
+    assert not limit.is_resting()

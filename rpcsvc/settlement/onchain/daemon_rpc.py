@@ -5,15 +5,18 @@ Failures are classified by whether the node may have acted, which decides over m
     RpcFailure
     +-- NotSent            the node can't have acted: it was never reached
     |   +-- AccessRefused      it turned the request away unread (HTTP 401 or 403)
+    |   +-- Resting            it has asked for fewer calls
     +-- RpcOutcomeUnknown  it may have acted, or may yet: no good answer came
     |   +-- TimedOut           no whole answer in time
     |   +-- BadAnswer          what came back is not an answer to the call
     |   |   +-- TooLarge           it has more bytes than allowed
     |   +-- HttpFailure        an HTTP error status without a JSON-RPC error in it
+    |   +-- TooManyCalls       it asks for fewer calls (HTTP 429, or an error that says so)
     +-- NodeError          its own error answer; even this is no proof that it did nothing
     +-- BatchRefused       it takes no batch of calls: only reads are sent as one
 
 A cancelled call is an unknown outcome too. Only reads are repeated, never what may move money.
+A node that asks for fewer calls gets none for a while (``CallLimit``), from any caller.
 A node whose chain has stopped may still call itself in sync: ``StallDetector`` finds it.
 """
 
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from decimal import Decimal
 from itertools import count
@@ -48,7 +52,16 @@ Pause = Callable[[float], Awaitable[None]]
 
 _PAUSES: Final = (0.05, 0.25)
 _REFUSED_UNREAD: Final = (401, 403)
-_WORTH_REPEATING: Final = (429, 502, 503, 504)
+_WORTH_REPEATING: Final = (502, 503, 504)
+_TOO_MANY_CALLS: Final = 429
+# JSON-RPC has no code for it; these words are those of providers.
+_LIMIT_WORDS: Final = re.compile(
+    r"rate.?limit|too many requests?|requests? (count|rate|limit|per)|compute units|capacity", re.I
+)
+_FIRST_REST_MS: Final = 1_000
+_LONGEST_REST_MS: Final = 60_000
+# A node may ask for a longer rest, up to this.
+_LONGEST_RETRY_AFTER_MS: Final = 5 * 60_000
 # Answers of nodes and proxies that know no batches, if they hold no error of JSON-RPC.
 _BATCH_UNKNOWN: Final = (400, 404, 405, 413, 415, 422, 501)
 # A node that refused a batch is sent none for so long: it may be another one by then.
@@ -78,6 +91,10 @@ class AccessRefused(NotSent):
     """The node turned the request away unread: user name, password or token are wrong."""
 
 
+class Resting(NotSent):
+    """The node has asked for fewer calls: none is sent to it for a while."""
+
+
 class RpcOutcomeUnknown(RpcFailure):
     """The request went out and no answer came back: the node may have acted on it, or may yet."""
 
@@ -100,6 +117,10 @@ class HttpFailure(RpcOutcomeUnknown):
     def __init__(self, node: str, method: str, status: int) -> None:
         super().__init__(node, method, f"HTTP status {status}")
         self.status = status
+
+
+class TooManyCalls(RpcOutcomeUnknown):
+    """The node asks for fewer calls."""
 
 
 class NodeError(RpcFailure):
@@ -154,6 +175,37 @@ class DaemonEndpoint(Redacted, frozen=True):
             )
 
 
+class CallLimit:
+    """The rest that a node has asked for, which all callers of its client keep.
+
+    Each refusal doubles it, from 1 s to a minute; an answer ends that. ``Retry-After`` lengthens
+    it, to five minutes at most. ``steady`` is a monotonic clock in ms.
+    """
+
+    def __init__(self, steady: Callable[[], int] = steady_ms) -> None:
+        self._steady = steady
+        self._next_ms = _FIRST_REST_MS
+        self._until: int | None = None
+
+    def is_resting(self) -> bool:
+        """Whether no call may be sent now."""
+        return self._until is not None and self._steady() < self._until
+
+    def refused(self, retry_after: str | None = None) -> None:
+        """Begin a rest, ``retry_after`` seconds at least. Calls refused together count once."""
+        if self.is_resting():
+            return
+        asked = retry_after or ""
+        given = int(asked) * 1000 if asked.isascii() and asked.isdigit() else 0
+        rest = max(self._next_ms, min(given, _LONGEST_RETRY_AFTER_MS))
+        self._next_ms = min(2 * self._next_ms, _LONGEST_REST_MS)
+        self._until = self._steady() + rest
+
+    def answered(self) -> None:
+        """Note an answer: the next rest is short again."""
+        self._next_ms = _FIRST_REST_MS
+
+
 class DaemonRpc:
     """Calls one daemon. Use as ``async with``, or ``open`` and ``close``.
 
@@ -172,6 +224,7 @@ class DaemonRpc:
         self._lock = asyncio.Lock()
         self._session: ClientSession | None = None
         self._batch_refused_at: int | None = None
+        self._limit = CallLimit()
 
     async def __aenter__(self) -> Self:
         self.open()
@@ -283,6 +336,8 @@ class DaemonRpc:
         at = self.endpoint
         if self._session is None:
             raise NotSent(at.name, method, "the client is closed")
+        if self._limit.is_resting():
+            raise Resting(at.name, method, "it has asked for fewer calls")
 
         def refuse_unread(response: ClientResponse) -> None:
             if response.status in _REFUSED_UNREAD:
@@ -310,6 +365,9 @@ class DaemonRpc:
             raise RpcOutcomeUnknown(
                 at.name, method, f"connection lost: {_words(error.cause)}"
             ) from error
+        if reply.status == _TOO_MANY_CALLS:
+            self._limit.refused(reply.headers.get("Retry-After"))
+            raise TooManyCalls(at.name, method, f"HTTP status {reply.status}")
         return reply.status, reply.body
 
     # --- reading the answer --------------------------------------------------------------------
@@ -346,11 +404,12 @@ class DaemonRpc:
                 raise BatchRefused(node, name, f"no batches: {failure.problem}") from failure
             raise
         if isinstance(answers, dict):
-            raise BatchRefused(node, name, f"no batches: {_error_text(answers)}")
+            answers = [answers | {"id": None}]
         if not isinstance(answers, list) or not all(isinstance(item, dict) for item in answers):
             raise BadAnswer(node, name, "the answer is not a list of JSON objects")
         if len(answers) == 1 and answers[0].get("id") is None:
-            raise BatchRefused(node, name, f"no batches: {_error_text(answers[0])}")
+            refusal = self._outcome({"method": name, "id": None}, answers[0])
+            raise BatchRefused(node, name, f"no batches: {refusal}")
         by_id = {item.get("id"): item for item in answers if isinstance(item.get("id"), str)}
         return [self._outcome(body, by_id.get(body["id"], {})) for body in bodies]
 
@@ -366,9 +425,14 @@ class DaemonRpc:
         error = answer.get("error")
         # A node that could not read the request answers with id null.
         if isinstance(error, dict) and answer.get("id") in (number, None):
-            raise _node_error(name, method, error)
+            failure = _node_error(name, method, error)
+            if _is_limit(failure):
+                self._limit.refused()
+                raise TooManyCalls(name, method, failure.problem)
+            raise failure
         if answer.get("id") != number or "result" not in answer:
             raise BadAnswer(name, method, "it is not the answer to this call")
+        self._limit.answered()
         return answer["result"]
 
 
@@ -447,7 +511,7 @@ def _may_pass(failure: RpcFailure) -> bool:
     """Whether a failed read is worth repeating: after a time-out it would only add to the load."""
     if isinstance(failure, HttpFailure):
         return failure.status in _WORTH_REPEATING
-    if isinstance(failure, AccessRefused | TimedOut | TooLarge):
+    if isinstance(failure, AccessRefused | Resting | TimedOut | TooLarge | TooManyCalls):
         return False
     return isinstance(failure, NotSent | RpcOutcomeUnknown)
 
@@ -459,11 +523,15 @@ def _node_error(name: str, method: str, error: JsonObject) -> RpcFailure:
     return NodeError(name, method, code, text, error.get("data"))
 
 
-def _error_text(answer: JsonObject) -> str:
-    """The message of an answer's error, for the log."""
-    error = answer.get("error")
-    text = error.get("message") if isinstance(error, dict) else None
-    return _short(text) if isinstance(text, str) else "an answer without results"
+def _is_limit(failure: RpcFailure) -> bool:
+    """Whether a node's error asks for fewer calls.
+
+    Not when a contract may have written its words: that of a payer could silence the node. Nor when
+    it is about the size of a batch.
+    """
+    if not isinstance(failure, NodeError) or re.search("revert|batch", failure.text, re.I):
+        return False
+    return failure.code == _TOO_MANY_CALLS or bool(_LIMIT_WORDS.search(failure.text))
 
 
 def _words(error: BaseException) -> str:

@@ -30,10 +30,12 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     Model,
     NodeError,
     Pause,
+    Resting,
     RpcFailure,
     StallDetector,
     Text,
     TooLarge,
+    TooManyCalls,
     named,
     read_answer,
     read_field,
@@ -392,6 +394,7 @@ class EvmConnection:
             max(_LEAST_GAP_MS, round(_LONGEST_GAP_BLOCKS * network.block_seconds * 1000))
         )
         self._domain: usdc.Domain | None = None
+        self._is_checked = False
         self._failures = 0
 
     @property
@@ -411,11 +414,20 @@ class EvmConnection:
         """Turn failures of the node into errors.Unavailable, and remember the reason."""
         try:
             yield
+        except (Resting, TooManyCalls) as failure:
+            # The node is the one that was checked: to check it again would be more calls.
+            self._note(
+                f"the node of {self.network.name} asks for fewer calls: it is asked again after a"
+                " rest"
+            )
+            raise self._unavailable() from failure
         except RpcFailure as failure:
             verb = "refuses" if isinstance(failure, NodeError) else "is down"
+            self._is_checked = False
             self._note(f"the node of {self.network.name} {verb}: {failure}")
             raise self._unavailable() from failure
         except ChainUnusable as found:
+            self._is_checked = False
             self._note(str(found))
             raise self._unavailable() from found
 
@@ -427,7 +439,7 @@ class EvmConnection:
         be the one that was checked.
         """
         failures = self._failures
-        if self.problem is not None:
+        if not self._is_checked:
             await self._check_network()
             self._domain = await self._checked_domain()
         block = await self.client.block()
@@ -439,7 +451,7 @@ class EvmConnection:
             raise self._unavailable()
         if self.problem is not None:
             log.info("evm_connected", network=self.network.name, block=block.number)
-        self.problem = None
+        self.problem, self._is_checked = None, True
         return block
 
     def block_age(self) -> int | None:
