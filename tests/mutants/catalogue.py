@@ -242,9 +242,9 @@ MUTANTS: Final = (
     Mutant(
         "usdc-events-of-a-node-that-lags",
         "a range counts as read though another node has its last block than listed its events",
-        '        block, items = await self._with_block(last, ("eth_getLogs", [params]))',
-        "        block = await self.block(last)\n"
-        '        items = await self.rpc.read("eth_getLogs", [params])',
+        '            block, items = await self.with_block(last, ("eth_getLogs", [params]))',
+        "            block = await self.block(last)\n"
+        '            items = await self.rpc.read("eth_getLogs", [params])',
     ),
     # --- XMR payments --------------------------------------------------------------------------
     Mutant(

@@ -170,26 +170,26 @@ class EvmClient:
             "fromBlock": hex(first),
             "toBlock": hex(last),
         }
-        block, items = await self._with_block(last, ("eth_getLogs", [params]))
+        try:
+            block, items = await self.with_block(last, ("eth_getLogs", [params]))
+        except BatchRefused as refused:
+            log.info("evm_batch_refused", reason=str(refused))
+            block, items = None, await self.rpc.read("eth_getLogs", [params])
         if not isinstance(items, list):
             raise self._bad("eth_getLogs", "is not a list")
         kept = [item for item in items if not _is_removed(item)]
         logs = self._model(tuple[Log, ...], "eth_getLogs", kept)
         return LogRange.shown(first, last, logs, block)
 
-    async def _with_block(self, number: int, call: Call) -> tuple[Block | None, Any]:
-        """Return a block and the result of a call, from one node.
+    async def with_block(self, number: int, call: Call) -> tuple[Block | None, Any]:
+        """Return a block and the result of a call, from one node; None: it lacks the block.
 
-        The block is None when the node lacks it, or takes no batches.
+        Raises BatchRefused when the node does not answer both at once.
         """
         method = "eth_getBlockByNumber"
-        try:
-            found, result = await self.rpc.read_all([(method, [_block_ref(number), False]), call])
-        except BatchRefused as refused:
-            log.info("evm_batch_refused", reason=str(refused))
-            return None, await self.rpc.read(*call)
+        found, result = await self.rpc.read_all([(method, [_block_ref(number), False]), call])
         if isinstance(found, NodeError):
-            return None, await self.rpc.read(*call)
+            raise BatchRefused(self.rpc.endpoint.name, method, str(found))
         if isinstance(result, NodeError):
             raise result
         block = None if found is None else self._model(Block, method, found)
