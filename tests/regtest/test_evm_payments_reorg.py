@@ -59,7 +59,7 @@ async def test_reorged_payout_is_resent_with_the_same_bytes(
     await payer.controls.reorganise(1)
     assert await payer.token.balance(USER) == 0
     payer.clock.now += MINUTE_MS
-    await payer.upkeep.maintain()
+    await payer.follow()
     await mined(payer.token.client, transfer.txid or "")
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
     assert len((await payer.payment(transfer)).attempts) == 1
@@ -71,13 +71,13 @@ async def test_settled_payout_lost_to_a_deep_reorg_is_republished(
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
-    await payer.upkeep.maintain()  # found in its block
+    await payer.follow()  # found in its block
     await payer.controls.reorganise(4)
     assert await payer.token.balance(USER) == 0
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert len(payer.payments.conditions()) == 1
     await mined(payer.token.client, transfer.txid or "")
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert payer.payments.conditions() == []
     assert await payer.token.balance(USER) == USDC
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
@@ -108,7 +108,7 @@ async def test_late_node_takes_no_settled_payout_away(
         late.setattr(payer.client, "block", old_block)
         late.setattr(payer.client, "receipt", unknown)
         late.setattr(payer.client, "transaction", unknown)
-        await payer.upkeep.maintain()
+        await payer.follow()
     assert payer.payments.conditions() == []
     assert (await payer.payment(transfer)).inclusion is not None
 
@@ -118,17 +118,17 @@ async def test_settled_payout_that_is_refused_rests_between_tries(
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
-    await payer.upkeep.maintain()  # found in its block
+    await payer.follow()  # found in its block
     await payer.controls.reorganise(4)
     submitted = payer.refuse(monkeypatch)
     for _ in range(100):
-        await payer.upkeep.maintain()
+        await payer.follow()
         payer.clock.now += 2000
     assert submitted == [0, 4, 12, 28, 60, 120, 180]
     assert "was settled and a reorganisation" in payer.payments.conditions()[0]
     monkeypatch.undo()
     payer.clock.now += MINUTE_MS
-    await payer.upkeep.maintain()
+    await payer.follow()
     await mined(payer.token.client, transfer.txid or "")
 
 
@@ -141,7 +141,7 @@ async def test_settled_payout_deep_again_before_a_check_is_silent(
     await payer.token.client.submit(bytes.fromhex(transfer.raw or ""))
     await mined(payer.token.client, transfer.txid or "")
     await payer.controls.mine(payer.network.settled_after)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert payer.payments.conditions() == []
     receipt = await payer.token.client.receipt(transfer.txid or "")
     assert receipt is not None
@@ -165,7 +165,7 @@ async def test_settled_payout_that_cannot_return_is_reported_for_good(
         await require_unminable(connection, payment)
     if by == "the blacklist":
         await payer.token.blacklist(USER)
-        await payer.upkeep.maintain()
+        await payer.follow()
         await mined(payer.token.client, transfer.txid or "")
     else:
         await mined(payer.token.client, await spend_nonce(payer, 0))
@@ -173,18 +173,18 @@ async def test_settled_payout_that_cannot_return_is_reported_for_good(
         await require_unminable(connection, payment)
     for _ in range(3):
         await payer.controls.mine(payer.network.failed_after)
-        await payer.upkeep.maintain()
+        await payer.follow()
         reported = f"rpcsvc payouts close {transfer.transfer_id} --note TEXT"
         assert reported in payer.payments.conditions()[0]
     assert (await payer.payment(transfer)).state is EvmPaymentState.SETTLED
     async with payer.again() as later:
-        await later.upkeep.maintain()
+        await later.follow()
         assert "was settled" in later.payments.conditions()[0]
         await require_unminable(EvmConnection(later.token.client, later.network), payment)
         await later.database.write([closed_by_hand(transfer)])
         await later.controls.mine(1)
     async with payer.again() as closed:
-        await closed.upkeep.maintain()
+        await closed.follow()
         assert closed.payments.conditions() == []
 
 
@@ -213,7 +213,7 @@ async def test_payout_reorged_with_its_usdc_fails_and_moves_nothing(
 ) -> None:
     """Its order is then refunded. The next payout has the next nonce."""
     transfer = await without_funding(payer, settled=False)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert not (await mined(payer.token.client, transfer.txid or "")).ok
     await payer.controls.mine(payer.network.failed_after)
     failed = await payer.payments.look_up(transfer)
@@ -230,10 +230,10 @@ async def test_payout_whose_usdc_returns_first_pays_by_the_same_bytes(
 ) -> None:
     transfer = await without_funding(payer, settled=settled)
     await payer.token.mint(HOT, 1000 * USDC)
-    await payer.upkeep.maintain()
+    await payer.follow()
     await mined(payer.token.client, transfer.txid or "")
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert payer.payments.conditions() == []
     assert await payer.token.balance(USER) == 1500 * USDC
 
@@ -241,11 +241,11 @@ async def test_payout_whose_usdc_returns_first_pays_by_the_same_bytes(
 async def test_settled_payout_refused_for_lack_of_usdc_is_reported(payer: EvmPayer) -> None:
     """Its nonce is spent: only the operator can pay the user."""
     transfer = await without_funding(payer, settled=True)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert not (await mined(payer.token.client, transfer.txid or "")).ok
     await payer.token.mint(HOT, 1000 * USDC)
     await payer.controls.mine(4 * payer.network.failed_after)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert "was settled" in payer.payments.conditions()[0]
     assert (await payer.payment(transfer)).state is EvmPaymentState.SETTLED
     assert await payer.token.balance(USER) == 0
@@ -263,17 +263,17 @@ async def test_a_payout_waits_for_ether_that_was_reorganised_away(
     await payer.controls.set_ether(HOT, 0)
     for _ in range(3):
         payer.clock.now += MINUTE_MS
-        await payer.upkeep.maintain()
+        await payer.follow()
     assert await payer.token.client.receipt(transfer.txid or "") is None
     async with adapter_on(payer, payer.network) as adapter:
         await adapter.maintain()
         assert "short of ether" in ((await adapter.health()).detail or "")
     await payer.controls.set_ether(HOT, ETHER)
     payer.clock.now += MINUTE_MS
-    await payer.upkeep.maintain()
+    await payer.follow()
     await payer.controls.mine(payer.network.settled_after)
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert payer.payments.conditions() == []
     assert await payer.token.balance(USER) == USDC
 
@@ -310,7 +310,7 @@ async def test_failed_payment_is_never_republished_after_a_reorg(
     verdict = await payer.payments.publish(transfer)
     assert (verdict.outcome, "not published" in verdict.reason) == (Outcome.UNKNOWN, True)
     payer.clock.now += MINUTE_MS
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert await payer.token.client.transaction(transfer.txid or "") is None
     assert (await payer.payment(transfer)).state is EvmPaymentState.FAILED
 
@@ -346,13 +346,13 @@ async def test_transaction_that_moved_nothing_is_no_payout(
     monkeypatch.setattr(usdc, "TRANSFER_TOPIC", bytes(32))  # as if the event were another's
     verdict = await payer.payments.look_up(transfer)
     assert (verdict.outcome, "shows no such transfer" in verdict.reason) == (Outcome.UNKNOWN, True)
-    await payer.upkeep.maintain()
+    await payer.follow()
     (reported,) = payer.payments.conditions()
     assert transfer.transfer_id in reported
     assert "the token shows no such transfer" in reported
     monkeypatch.undo()
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert payer.payments.conditions() == []
 
 
@@ -457,12 +457,12 @@ async def test_mined_payout_survives_a_node_that_has_dropped_it(
             payer.clock.now += MINUTE_MS
             verdict = await payer.pay(transfer)
             assert (verdict.outcome, said in verdict.reason) == (Outcome.UNKNOWN, True)
-            await payer.upkeep.maintain()
+            await payer.follow()
             (reported,) = payer.payments.conditions()
             assert transfer.transfer_id in reported
             assert said in reported
     assert len((await payer.payment(transfer)).attempts) == 1
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert payer.payments.conditions() == []
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
     assert await payer.token.balance(USER) == USDC
@@ -519,8 +519,8 @@ async def test_unprovable_payout_holds_no_usdc_and_no_sweep(
     rest = await payer.paid(payer.transfer(FRIEND, 400 * USDC))
     assert (await payer.settle(rest)).outcome is Outcome.SETTLED
     address = await payer.give(2, 5 * USDC)
-    await payer.upkeep.maintain()
-    await payer.sweeps.maintain()
+    await payer.follow()
+    await payer.sweep()
     await payer.controls.mine()
     assert await payer.token.balance(address) == 0
     assert "makes the same payout" in payer.payments.conditions()[0]
@@ -553,8 +553,8 @@ async def test_settled_payouts_are_compared_by_block_and_only_once(
         return await real(method, *rest, **more)
 
     monkeypatch.setattr(payer.client.rpc, "act", counted)
-    await payer.upkeep.maintain()
+    await payer.follow()
     first = len(asked)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert "eth_getTransactionReceipt" not in asked
     assert len(asked) - first < first

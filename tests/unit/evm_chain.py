@@ -153,6 +153,9 @@ class CheckedConnection(EvmConnection):
         self.problem = None
         return block
 
+    async def head(self) -> Block:
+        return await self.check()
+
 
 class Reader:
     """A scanner on a simulated chain, and the deposits that the order layer would record."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -198,7 +200,76 @@ async def test_batch_with_an_answer_missing_is_no_answer(kept: list[int]) -> Non
             await rpc.read_all([("a", []), ("b", [])])
 
 
-_NO_BATCHES = {"id": None, "error": {"code": -32600, "message": "no batches here"}}
+async def test_reads_that_begin_together_are_one_batch() -> None:
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(calls := await request.json())
+        error = {"code": -32000, "message": "no"}
+        answers = [{"id": call["id"], "result": call["method"]} for call in calls]
+        answers[1] = {"id": calls[1]["id"], "error": error}
+        return web.json_response(answers)
+
+    async with served(handler) as rpc:
+        with rpc.together():
+            names = ("a", "b", "c")
+            found: list[Any] = await asyncio.gather(
+                *(rpc.read(name) for name in names), return_exceptions=True
+            )
+    assert [found[0], found[2]] == ["a", "c"]
+    assert isinstance(found[1], NodeError)
+    assert [[call["method"] for call in calls] for calls in seen] == [["a", "b", "c"]]
+
+
+async def test_reads_together_fail_together() -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=500)
+
+    async with served(handler) as rpc:
+        with rpc.together():
+            found = await asyncio.gather(rpc.read("a"), rpc.read("b"), return_exceptions=True)
+    assert [type(item) for item in found] == [HttpFailure, HttpFailure]
+
+
+async def test_reads_together_are_asked_alone_where_no_batch_is_taken() -> None:
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(call := await request.json())
+        if isinstance(call, list):
+            return web.json_response(_NO_BATCHES)
+        return web.json_response({"id": call["id"], "result": call["method"]})
+
+    async with served(handler) as rpc:
+        for _ in range(2):
+            with rpc.together():
+                found = await asyncio.gather(rpc.read("a"), rpc.read("b"))
+            assert list(found) == ["a", "b"]
+    assert len(seen) == 1 + 2 + 2
+
+
+async def test_cancelled_leader_of_a_batch_keeps_no_reader_waiting() -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        asked.set()
+        await answer.wait()
+        return web.Response(status=500)
+
+    async with served(handler) as rpc:
+        with rpc.together():
+            reads = [asyncio.create_task(rpc.read(name)) for name in "ab"]
+        await asked.wait()
+        reads[0].cancel()
+        with pytest.raises(RpcOutcomeUnknown, match="cancelled"):
+            await asyncio.wait_for(reads[1], 5)
+        answer.set()
+
+
+_NO_BATCHES: dict[str, object] = {
+    "id": None,
+    "error": {"code": -32600, "message": "no batches here"},
+}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from decimal import Decimal
 from itertools import count
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -66,6 +68,8 @@ _LONGEST_RETRY_AFTER_MS: Final = 5 * 60_000
 _BATCH_UNKNOWN: Final = (400, 404, 405, 413, 415, 422, 501)
 # A node that refused a batch is sent none for so long: it may be another one by then.
 _NO_BATCH_MS: Final = 10 * 60_000
+# Steps of the event loop in which the reads of a batch begin: a nested gather takes one more.
+_STEPS: Final = 3
 _LONGEST_QUOTE: Final = 300
 _CONNECTIONS: Final = 16
 
@@ -206,6 +210,43 @@ class CallLimit:
         self._next_ms = _FIRST_REST_MS
 
 
+class _Batch:
+    """Collects reads of one client that begin in one step of the event loop."""
+
+    def __init__(self, rpc: DaemonRpc) -> None:
+        self.rpc = rpc
+        self._waiting: list[tuple[Call, asyncio.Future[Any]]] = []
+
+    async def read(self, method: str, params: Any) -> Any:
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append(((method, params), outcome))
+        if len(self._waiting) == 1:
+            await self._lead()
+        found = await outcome
+        if isinstance(found, RpcFailure):
+            raise found
+        return found
+
+    async def _lead(self) -> None:
+        """Let the other reads begin, also those of nested gathers, then send all of them."""
+        for _ in range(_STEPS):
+            await asyncio.sleep(0)
+        waiting, self._waiting = self._waiting, []
+        calls = [call for call, _ in waiting]
+        cut = RpcOutcomeUnknown(self.rpc.endpoint.name, calls[0][0], "its batch was cancelled")
+        found: list[Any] = [cut] * len(calls)
+        try:
+            found = await self.rpc.read_each(calls)
+        finally:
+            for (_, outcome), item in zip(waiting, found, strict=True):
+                if not outcome.done():
+                    outcome.set_result(item)
+
+
+# The reads that begin in this context are sent together.
+_BATCH: ContextVar[_Batch | None] = ContextVar("batch", default=None)
+
+
 class DaemonRpc:
     """Calls one daemon. Use as ``async with``, or ``open`` and ``close``.
 
@@ -250,6 +291,9 @@ class DaemonRpc:
 
     async def read(self, method: str, params: Any = None, *, seconds: float | None = None) -> Any:
         """The result of a JSON-RPC call that changes nothing. ``seconds``: another time limit."""
+        batch = _BATCH.get()
+        if batch is not None and batch.rpc is self and seconds is None:
+            return await batch.read(method, params)
         return await self._repeating(lambda: self.act(method, params, seconds=seconds))
 
     async def act(self, method: str, params: Any = None, *, seconds: float | None = None) -> Any:
@@ -257,6 +301,42 @@ class DaemonRpc:
         body = self._body(method, params)
         status, content = await self._post(self._rpc_path, method, body, seconds)
         return self._result(method, body["id"], self._parse(method, status, content))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Send reads that begin together within the block as one batch.
+
+        Have them begin by asyncio.gather. A node that takes no batches is asked one by one.
+        """
+        batch = _BATCH.get()
+        if batch is not None and batch.rpc is self:
+            yield
+            return
+        token = _BATCH.set(_Batch(self))
+        try:
+            yield
+        finally:
+            _BATCH.reset(token)
+
+    async def read_each(self, calls: Sequence[Call]) -> list[Any]:
+        """Return the results of calls that change nothing, or the failure of each, in their order.
+
+        They are sent as one batch, or one by one to a node that takes none.
+        """
+        if len(calls) > 1:
+            try:
+                return await self.read_all(calls)
+            except BatchRefused:
+                pass
+            except RpcFailure as failure:
+                return [failure] * len(calls)
+        return [await self._read_or_failure(*call) for call in calls]
+
+    async def _read_or_failure(self, method: str, params: Any) -> Any:
+        try:
+            return await self._repeating(lambda: self.act(method, params))
+        except RpcFailure as failure:
+            return failure
 
     async def read_all(self, calls: Sequence[Call]) -> list[Any]:
         """Return the results of calls that change nothing, sent as one batch, in their order.

@@ -112,6 +112,7 @@ class EvmDepositScanner:
     own is cleared by its next check, which does not know what was read before.
     ``complete_until``: when the last scan began (ms), if it has shown all deposits until then.
     ``scanned_height``: the newest block up to which all deposits are committed; None: not known.
+    ``is_quiet``: the last scan was complete, and no deposit waits for blocks or to be recorded.
     """
 
     def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger, clock: Clock) -> None:
@@ -132,13 +133,14 @@ class EvmDepositScanner:
         self.problem: str | None = "not started"
         self.complete_until: int | None = None
         self.scanned_height: int | None = None
+        self.is_quiet = False
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last. Raises errors.Unavailable.
 
         Of a long stretch of blocks it reads a part; the next pass goes on.
         """
-        self._next, self.complete_until = None, None
+        self._next, self.complete_until, self.is_quiet = None, None, False
         try:
             with self._connection.watched():
                 found = await self._observe()
@@ -190,7 +192,7 @@ class EvmDepositScanner:
 
     async def _observe(self) -> list[DepositSighting]:
         began = self._clock.now_ms()
-        head = await self._connection.check()
+        head = await self._connection.head()
         await self._pool.poll(head)
         fork = await self._forks.find(head)
         if fork is None:
@@ -209,6 +211,10 @@ class EvmDepositScanner:
         has_all = scanned.reached.number >= head.number
         if scanned.settled and has_all and self._connection.stall() is None:
             self.complete_until = began
+            self.is_quiet = all(
+                state is not DepositState.SEEN and state is scanned.deposits[key].acknowledged
+                for key, state in states.items()
+            )
         return [
             _sighting(item, states[key])
             for key, item in sorted(scanned.deposits.items())

@@ -243,9 +243,12 @@ class EvmClient:
         answer = await self._trying("eth_estimateGas", [_call_params(call)])
         return self._quantity("eth_estimateGas", answer)
 
-    async def fees(self) -> FeeData:
-        """Return the fees of the moment. Raises BadAnswer on a network without EIP-1559."""
-        block = await self.block()
+    async def fees(self, top: Block | None = None) -> FeeData:
+        """Return the fees of the moment, ``top`` being the newest block, if that is known.
+
+        Raises BadAnswer on a network without EIP-1559.
+        """
+        block = await self.block() if top is None else top
         if block is None or block.base_fee is None:
             raise self._bad("eth_getBlockByNumber", "has no base fee")
         answer = await self.rpc.read("eth_maxPriorityFeePerGas", [])
@@ -432,21 +435,29 @@ class EvmConnection:
             raise self._unavailable() from found
 
     async def check(self) -> Block:
-        """Return the newest block, of a node that was found right. Raises RpcFailure and
-        ChainUnusable.
+        """Return the newest block, of a node that was found right, and note whether USDC is paused.
 
-        Raises errors.Unavailable when a concurrent call failed: the node that answers now may not
-        be the one that was checked.
+        Raises RpcFailure and ChainUnusable; errors.Unavailable when a concurrent call failed: the
+        node that answers now may not be the one that was checked.
         """
         failures = self._failures
-        if not self._is_checked:
-            await self._check_network()
-            self._domain = await self._checked_domain()
-        block = await self.client.block()
+        await self._check_node()
+        with self.client.rpc.together():
+            block, self.paused = await asyncio.gather(
+                self.client.block(), self._ask(usdc.PAUSED, usdc.read_bool)
+            )
+        return self._accepted(block, failures)
+
+    async def head(self) -> Block:
+        """Return the newest block, as ``check`` does. Asks nothing of the token."""
+        failures = self._failures
+        await self._check_node()
+        return self._accepted(await self.client.block(), failures)
+
+    def _accepted(self, block: Block | None, failures: int) -> Block:
         if block is None:
             raise ChainUnusable(f"the node of {self.network.name} has no block")
         self._stall_detector.saw(block.number)
-        self.paused = await self._ask(usdc.PAUSED, usdc.read_bool)
         if self._failures != failures:
             raise self._unavailable()
         if self.problem is not None:
@@ -478,6 +489,12 @@ class EvmConnection:
     async def balance(self, account: str, at: BlockRef = Tag.LATEST) -> int:
         """The account's USDC units in a block."""
         return await self._ask(usdc.balance_of(account), usdc.read_uint, at)
+
+    async def _check_node(self) -> None:
+        """Check chain and token, unless that was done since the node failed last."""
+        if not self._is_checked:
+            await self._check_network()
+            self._domain = await self._checked_domain()
 
     async def _check_network(self) -> None:
         found = await self.client.chain_id()

@@ -56,11 +56,11 @@ class EvmUpkeep:
         self._lost = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._lost_settled = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
 
-    async def maintain(self) -> None:
-        """Finish, publish again and replace payments where needed. To be called every few
-        seconds.
+    async def maintain(self, top: Block) -> None:
+        """Finish, publish again and replace payments where needed; ``top``: the newest block.
+
+        To be called every few seconds.
         """
-        top = await self._connection.check()
         async with self._payments.writer:
             await self._payments.finish_earlier()
         published = await self._payments.own(EvmPaymentState.PUBLISHED)
@@ -68,7 +68,7 @@ class EvmUpkeep:
         for payment in published:
             # One at a time: a payout does not wait for all of them.
             async with self._payments.writer:
-                await self._follow(payment.payment_id)
+                await self._follow(payment.payment_id, top)
         async with self._payments.writer:
             await self._watch_settled(top)
 
@@ -86,14 +86,14 @@ class EvmUpkeep:
         self._clear(payment_id)
         self._offered.pop(payment_id, None)
 
-    async def _follow(self, payment_id: str) -> None:
+    async def _follow(self, payment_id: str, top: Block) -> None:
         """Publish a payment again that the network lost; replace one that has waited too long.
 
         A payment that a higher fee would not help, or that may cost no more, is handed over once
         more: its node may have it, and the block builders may not. Only for the holder of the
         payments' ``writer``.
         """
-        verdict = await self._payments.verdict(await self._payments.payment(payment_id))
+        verdict = await self._payments.verdict(await self._payments.payment(payment_id), top)
         was_lost = verdict.outcome is Outcome.ABSENT
         if was_lost and self._lost.is_due(payment_id):
             verdict = await self._payments.advance(payment_id)
@@ -215,12 +215,15 @@ class EvmUpkeep:
         payments' ``writer``.
         """
         above = top.number - self._network.tracked_blocks
-        if self._compared is not None and await self._connection.has(self._compared):
+        if self._compared is not None and await self._is_below(top, self._compared):
             above = max(above, self._compared.number)
         for payment in await self._ledger.settled_above(self._network.name, above):
             if payment.inclusion is None or payment.inclusion.block.number <= top.number:
                 await self._compare(payment)
         self._compared = BlockPoint(top.number, top.hash)
+
+    async def _is_below(self, top: Block, known: BlockPoint) -> bool:
+        return known.hash in (top.hash, top.parent) or await self._connection.has(known)
 
     async def _compare(self, payment: EvmPayment) -> None:
         mined, key = payment.inclusion, f"settled-{payment.payment_id}"
