@@ -6,6 +6,7 @@ The tests count balances on the chain, never the service's database.
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -13,13 +14,13 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.domain.order import Transfer
-from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, BlockRef, EvmSubmission, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
-from rpcsvc.settlement.onchain.evm.records import Attempt, EvmPaymentState
+from rpcsvc.settlement.onchain.evm.records import Attempt, EvmPayment, EvmPaymentState
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.database import Statement
 from tests.regtest.daemons import mined
@@ -86,6 +87,65 @@ async def test_settled_payout_lost_to_a_deep_reorg_is_republished(
     assert (await payer.payments.receipt(transfer))["block"] == receipt.block_number
 
 
+async def test_refusal_about_one_payment_keeps_no_other_waiting(
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that lags, of several behind one address, refuses questions about new blocks."""
+    gone = await payer.paid(payer.transfer(USER))
+    assert (await payer.settle(gone)).outcome is Outcome.SETTLED
+    await payer.follow()  # found in its block
+    await payer.controls.automine(enabled=False)
+    await payer.controls.reorganise(4)
+    for _ in range(2):
+        await payer.pay(await payer.prepared(payer.transfer(USER)))
+    seen, verdict = list[str](), payer.payments.verdict
+
+    async def refused(payment: EvmPayment, top: Block | None = None) -> Verdict:
+        seen.append(payment.payment_id)
+        if payment.payment_id == "tr_2":
+            raise NodeError("node", "eth_getTransactionCount", -32000, "header not found")
+        return await verdict(payment, top)
+
+    monkeypatch.setattr(payer.payments, "verdict", refused)
+    with pytest.raises(NodeError, match="header not found"):
+        await payer.follow()
+    assert seen == ["tr_2", "tr_3", "tr_1"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_settled_payout_that_is_not_mined_again_is_replaced(
+    payer: EvmPayer, restarted: bool
+) -> None:
+    """Its node takes it and relays nothing, or fees rose: the nonces after it would wait."""
+    transfer = await payer.paid(payer.transfer(USER))
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.follow()  # found in its block
+    await payer.controls.automine(enabled=False)
+    await payer.controls.reorganise(4)
+    await payer.follow()
+    await payer.follow()
+    payer.clock.now += MINUTE_MS - 1
+    await payer.follow()
+    assert len((await payer.payment(transfer)).attempts) == 1
+    payer.clock.now += 1
+    await payer.follow()
+    first, second = (await payer.payment(transfer)).attempts
+    assert (second.max_fee > first.max_fee, second.tip > first.tip) == (True, True)
+    assert (await payer.payment(transfer)).state is EvmPaymentState.SETTLED
+    async with AsyncExitStack() as stack:
+        own = await stack.enter_async_context(payer.again()) if restarted else payer
+        await own.controls.mine(own.network.settled_after)
+        assert len(await own.receipts(transfer)) == 1
+        await own.follow()
+        assert own.payments.conditions() == []
+        assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
+        assert await own.token.balance(USER) == USDC
+        await own.controls.automine(enabled=True)
+        other = await own.paid(own.transfer(FRIEND))
+        assert (await own.payment(other)).nonce == 1
+        assert (await own.settle(other)).outcome is Outcome.SETTLED
+
+
 async def test_late_node_takes_no_settled_payout_away(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,12 +184,13 @@ async def test_settled_payout_that_is_refused_rests_between_tries(
     for _ in range(100):
         await payer.follow()
         payer.clock.now += 2000
-    assert submitted == [0, 4, 12, 28, 60, 120, 180]
+    raised = [62, 62, 122, 122, 182, 182]
+    assert submitted == sorted([0, 4, 12, 28, 60, 120, 180, *raised])
     assert "was settled and a reorganisation" in payer.payments.conditions()[0]
     monkeypatch.undo()
     payer.clock.now += MINUTE_MS
     await payer.follow()
-    await mined(payer.token.client, transfer.txid or "")
+    await mined(payer.token.client, (await payer.payment(transfer)).latest.txid)
 
 
 async def test_settled_payout_deep_again_before_a_check_is_silent(
