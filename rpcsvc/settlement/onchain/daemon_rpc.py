@@ -33,6 +33,7 @@ from itertools import count
 from typing import Annotated, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
+import structlog
 from aiohttp import ClientResponse, ClientSession, DigestAuthMiddleware, TCPConnector
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -46,6 +47,8 @@ from rpcsvc.http_client import (
     exchange,
 )
 from rpcsvc.redacted import Redacted
+
+log = structlog.get_logger(__name__)
 
 JsonObject = dict[str, Any]
 # A method and its parameters.
@@ -376,7 +379,8 @@ class DaemonRpc:
         status, content = await self._post(self._rpc_path, name, bodies, None)
         try:
             return self._results(name, bodies, status, content)
-        except BatchRefused:
+        except BatchRefused as refused:
+            log.warning("batch_refused", node=self.endpoint.name, reason=str(refused))
             self._batch_refused_at = steady_ms()
             raise
 

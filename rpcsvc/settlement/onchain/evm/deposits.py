@@ -134,6 +134,7 @@ class EvmDepositScanner:
         self.complete_until: int | None = None
         self.scanned_height: int | None = None
         self.is_quiet = False
+        self._is_unproven = False
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last. Raises errors.Unavailable.
@@ -210,7 +211,7 @@ class EvmDepositScanner:
         await self._plan_move(scanned)
         has_all = scanned.reached.number >= head.number
         if scanned.settled and has_all and self._connection.stall() is None:
-            self.complete_until = began
+            self.complete_until, self._is_unproven = began, False
             self.is_quiet = all(
                 state is not DepositState.SEEN and state is scanned.deposits[key].acknowledged
                 for key, state in states.items()
@@ -241,10 +242,16 @@ class EvmDepositScanner:
                 await self._read(scanned, piece)
                 self._fit_span(piece, last - first + 1)
                 if not scanned.count_read(piece):
-                    log.info("evm_range_not_proven", network=self._network.name, last=piece.last)
+                    self._note_unproven(piece)
                     return
             news += last > scanned.fork.number
             first = last + 1
+
+    def _note_unproven(self, piece: LogRange) -> None:
+        """Log that a range was listed by a node that lacks its end; once until a scan has all."""
+        if not self._is_unproven:
+            log.info("evm_range_not_proven", network=self._network.name, last=piece.last)
+        self._is_unproven = True
 
     def _fit_span(self, piece: LogRange, asked: int) -> None:
         """Ask for fewer blocks when the node refuses the number, or their events take long

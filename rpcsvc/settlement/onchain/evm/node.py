@@ -172,8 +172,7 @@ class EvmClient:
         }
         try:
             block, items = await self.with_block(last, ("eth_getLogs", [params]))
-        except BatchRefused as refused:
-            log.info("evm_batch_refused", reason=str(refused))
+        except BatchRefused:
             block, items = None, await self.rpc.read("eth_getLogs", [params])
         if not isinstance(items, list):
             raise self._bad("eth_getLogs", "is not a list")

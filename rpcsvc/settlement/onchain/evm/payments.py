@@ -478,7 +478,7 @@ class EvmPayments(Payments):
         """
         payment = await self.payment(payment_id)
         if payment.state is EvmPaymentState.PREPARED:
-            # Asked anew, as long as it may have waited: mined while the token is paused, it fails.
+            # It may have waited for long, and fails if it is mined while the token is paused.
             await self._connection.check()
             if self._connection.paused:
                 why = "the token is paused: published when it moves again"
