@@ -239,13 +239,6 @@ MUTANTS: Final = (
         "        to = scanned.reached",
         "        to = EvmCursor(self._height, (await scanned.block(self._height)).hash)",
     ),
-    Mutant(
-        "usdc-events-of-a-node-that-lags",
-        "a range counts as read though another node has its last block than listed its events",
-        '            block, items = await self.with_block(last, ("eth_getLogs", [params]))',
-        "            block = await self.block(last)\n"
-        '            items = await self.rpc.read("eth_getLogs", [params])',
-    ),
     # --- XMR payments --------------------------------------------------------------------------
     Mutant(
         "xmr-unpublished-is-passed",
