@@ -39,8 +39,8 @@ def record_calls(rpc: Any, calls: list[str]) -> None:
     """Record the method of each call of a DaemonRpc."""
     send = rpc._send
 
-    async def counted(path: str, method: str, *rest: Any) -> Any:
-        calls.append(method)
-        return await send(path, method, *rest)
+    async def counted(path: str, method: str, body: Any, limit: float) -> Any:
+        calls.extend(each["method"] for each in (body if isinstance(body, list) else [body]))
+        return await send(path, method, body, limit)
 
     rpc._send = counted

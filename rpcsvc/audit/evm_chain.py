@@ -29,6 +29,7 @@ from rpcsvc.audit.records import (
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
+    BatchRefused,
     NodeError,
     Text,
     TooLarge,
@@ -43,8 +44,8 @@ from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 _AT_ONCE: Final = 8
 T = TypeVar("T")
 _GET_LOGS: Final = "eth_getLogs"
-# Of several nodes behind one address some lag: for the blocks that one lacks it gives no events and
-# no error. So the blocks of this time are read again by the next audit.
+# Of several nodes behind one address some lag, and a proxy may divide a batch over them
+# (docs/adr/0015-several-evm-nodes.md): the blocks of this time are read again by the next audit.
 _LAG_SECONDS: Final = 30
 _MOST_ADDRESSES: Final = 500
 _WIDEST_SPAN: Final = 1 << 20
@@ -227,6 +228,12 @@ class EvmReader:
         """Return a network's facts as of ``head``; None if the service has not scanned it."""
         if not self._is_watched(books) or books.evm_hot is None:
             return None
+        missing = books.watched[self.network.name].upto - head.number
+        if missing > self._young:
+            raise ChainMoved(
+                f"the node of {self.network.name} lags: it lacks the newest {missing} blocks that"
+                " deposits were read from"
+            )
         memory = await self._read_on(books, head)
         hot = books.evm_hot
         balances = {
@@ -334,7 +341,13 @@ class EvmReader:
             "fromBlock": hex(first),
             "toBlock": hex(last),
         }
-        items = await self._client.rpc.read(_GET_LOGS, [params])
+        try:
+            block, items = await self._client.with_block(last, (_GET_LOGS, [params]))
+        except BatchRefused:
+            items = await self._client.rpc.read(_GET_LOGS, [params])
+        else:
+            if block is None:
+                raise ChainMoved(f"the node of {self.network.name} lacks block {last}: it lags")
         name = self._client.rpc.endpoint.name
         events = read_answer(list[_Event], name, _GET_LOGS, items)
         moves = (_move(item, name) for item in events if not item.removed)

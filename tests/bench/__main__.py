@@ -31,7 +31,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rpcsvc.store.backends.copying import to_server
-from tests.bench import driver, onchain, overload, peers, report, seeding, settling, sidecar
+from tests.bench import (
+    driver,
+    node_calls,
+    onchain,
+    overload,
+    peers,
+    report,
+    seeding,
+    settling,
+    sidecar,
+)
 from tests.bench.memory import NotHeld, held
 from tests.bench.report import NAIVE, RAW, Ratio, Reading, Report, Scenario, Tail
 from tests.bench.watching import Watching
@@ -395,6 +405,17 @@ class Bench:
         directory = self._dir / settling.LEASE
         self._report.readings += settling.lease_check(directory, self._plan.settlings, say)
 
+    def node_calls(self) -> None:
+        """Count the calls that one EVM network makes of its node."""
+        if (why := onchain.why_not()) is not None:
+            self._report.remarks.append(f"not measured: {node_calls.NODE_CALLS} ({why})")
+            return
+        say("calls of an EVM node")
+        directory = self._dir / node_calls.NODE_CALLS
+        directory.mkdir(mode=0o700)
+        onchain.log_to(self._dir / "node-calls.log")
+        self._report.readings += node_calls.readings(directory)
+
     def overload(self) -> None:
         """Send a signing service twice the rate that it can serve."""
         seconds = self._plan.overload_seconds
@@ -575,6 +596,8 @@ def run(plan: Plan, only: list[str], work_dir: Path, against: Path | None = None
             bench.overload()
         if not only or settling.LEASE in only:
             bench.lease_check()
+        if not only or node_calls.NODE_CALLS in only:
+            bench.node_calls()
         bench.load(chosen(at_scale(plan), only))
         bench.on_chains(only)
     except (driver.ServerFailed, seeding.SeedingFailed, OSError, *FAILURES) as error:
@@ -609,7 +632,15 @@ def arguments() -> tuple[Plan, argparse.Namespace]:
             parser.error(f"--overload-seconds must be from 2 to 60, not {args.overload_seconds:g}")
         plan = replace(plan, overload_seconds=args.overload_seconds)
     names = [s.name for s in side_by_side(plan) + with_open_orders(plan) + at_scale(plan)]
-    names += [STARTUP, COMMANDS, OVERLOAD, OPEN, settling.LEASE, *onchain.NAMES]
+    names += [
+        STARTUP,
+        COMMANDS,
+        OVERLOAD,
+        OPEN,
+        settling.LEASE,
+        node_calls.NODE_CALLS,
+        *onchain.NAMES,
+    ]
     unknown = sorted(set(args.only) - set(names))
     if unknown:
         parser.error(f"no work is named {', '.join(unknown)}; there are {', '.join(names)}")

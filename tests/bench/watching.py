@@ -225,19 +225,13 @@ async def _require_watched(watcher: Watcher) -> None:
 def _counted_calls() -> Iterator[Counter[str]]:
     """Counts the calls to daemons from this process by method, repetitions included."""
     calls: Counter[str] = Counter()
-    act, act_path = DaemonRpc.act, DaemonRpc.act_path
+    send = DaemonRpc._send
 
-    async def counted(
-        self: DaemonRpc, method: str, params: Any = None, *, seconds: float | None = None
-    ) -> Any:
-        calls[method] += 1
-        return await act(self, method, params, seconds=seconds)
+    async def counted(self: DaemonRpc, path: str, method: str, body: Any, *rest: Any) -> Any:
+        calls.update(
+            each.get("method", method) for each in (body if isinstance(body, list) else [body])
+        )
+        return await send(self, path, method, body, *rest)
 
-    async def counted_path(
-        self: DaemonRpc, path: str, body: dict[str, Any], *, seconds: float | None = None
-    ) -> dict[str, Any]:
-        calls[path] += 1
-        return await act_path(self, path, body, seconds=seconds)
-
-    with patch.object(DaemonRpc, "act", counted), patch.object(DaemonRpc, "act_path", counted_path):
+    with patch.object(DaemonRpc, "_send", counted):
         yield calls

@@ -236,8 +236,8 @@ MUTANTS: Final = (
     Mutant(
         "cursor-moves-on",
         "blocks whose deposits were not read are never read again",
-        "                scanned.reached = max(scanned.reached, piece.last)",
-        "                scanned.reached = head.number",
+        "        to = scanned.reached",
+        "        to = EvmCursor(self._height, (await scanned.block(self._height)).hash)",
     ),
     # --- XMR payments --------------------------------------------------------------------------
     Mutant(

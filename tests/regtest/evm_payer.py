@@ -127,6 +127,18 @@ class EvmPayer:
         await mined(self.token.client, ready.txid or "")
         return ready
 
+    async def follow(self) -> None:
+        """Run one round of upkeep."""
+        await self.upkeep.maintain(await self.connection.check())
+
+    async def sweep(self) -> None:
+        """Run one round of sweeps."""
+        await self.sweeps.maintain(await self.connection.check())
+
+    async def refresh(self) -> None:
+        """Note fees and balances as of now."""
+        await self.payments.gas.poll(await self.connection.check())
+
     async def settle(self, transfer: Transfer) -> Verdict:
         """Mine until it is deep enough to settle, and look it up."""
         await self.controls.mine(self.network.settled_after)

@@ -195,8 +195,11 @@ class AnswerChangingProxy:
             session.post(self._url, data=body, headers=headers) as response,
         ):
             answer = await response.json()
-        if "result" in answer:
-            answer["result"] = self.twist(orjson.loads(body)["method"], answer["result"])
+        asked = orjson.loads(body)
+        calls, answers = ([x] if isinstance(x, dict) else x for x in (asked, answer))
+        for call, each in zip(calls, answers, strict=True):
+            if "result" in each:
+                each["result"] = self.twist(call["method"], each["result"])
         return web.Response(body=orjson.dumps(answer), content_type="application/json")
 
 

@@ -66,7 +66,7 @@ class FeeRule:
     async def __call__(self, body: bytes) -> bytes | None:
         """The refusal in place of the node's answer; None: pass the call on."""
         request = orjson.loads(body)
-        if request.get("method") != _SEND:
+        if isinstance(request, list) or request.get("method") != _SEND:
             return None
         offer = Offer.of(bytes.fromhex(request["params"][0].removeprefix("0x")))
         refusal = await self._judged(offer)

@@ -29,7 +29,7 @@ async def usdc_received(stack: Exchange, account: str) -> list[int]:
     wanted = LogFilter(stack.token.address, topics)
     head = await stack.evm.block()
     assert head is not None
-    found = await stack.evm.logs(wanted, 0, head.number)
+    found = (await stack.evm.logs(wanted, 0, head.number)).logs
     return [usdc.read_transfer(item.topics, item.data).units for item in found]
 
 

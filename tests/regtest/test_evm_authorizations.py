@@ -150,7 +150,7 @@ async def test_an_authorization_is_sent_once_and_followed(rig: Rig) -> None:
     assert await rig.outcome(sent) == (Outcome.SETTLED, txid)
     assert await rig.balance() == VALUE
     await rig.own.controls.mine(rig.own.network.settled_after)
-    await rig.own.upkeep.maintain()
+    await rig.own.follow()
     after = await rig.payment(record)
     assert after is not None
     assert (after.state, after.order.purpose) == (EvmPaymentState.SETTLED, EvmPurpose.AUTHORIZATION)
@@ -228,7 +228,7 @@ async def test_a_reverted_one_fails_only_once_it_ran_out(rig: Rig) -> None:
     await controls.mine()
     await rig.own.token.client.submit(bytes.fromhex(payment.latest.raw))
     await controls.mine(rig.own.network.failed_after + 1)
-    await rig.own.upkeep.maintain()
+    await rig.own.follow()
     reverted = await rig.payment(record)
     assert reverted is not None
     assert reverted.state is EvmPaymentState.FAILED
@@ -249,7 +249,7 @@ async def test_one_that_a_reorg_took_is_mined_again(rig: Rig) -> None:
     await controls.reorganise(1)
     assert await rig.balance() == 0
     assert (await rig.outcome(sent))[0] is Outcome.PENDING
-    await rig.own.upkeep.maintain()
+    await rig.own.follow()
     await controls.mine(2)
     assert (await rig.outcome(sent))[0] is Outcome.SETTLED
     assert (await rig.balance(), await rig.sent()) == (VALUE, 1)
@@ -349,13 +349,13 @@ async def test_gas_beyond_the_daily_budget_is_not_spent(rig: Rig) -> None:
 
 
 async def test_gas_in_a_quote_covers_what_was_spent(rig: Rig) -> None:
-    await rig.own.payments.gas.poll()
+    await rig.own.refresh()
     quoted = rig.own.payments.gas.authorization_cost()
     assert quoted > rig.own.payments.gas.payout_cost()
     record = rig.record()
     await rig.outcome(record)
     await rig.own.controls.mine()
-    await rig.own.upkeep.maintain()
+    await rig.own.follow()
     payment = await rig.payment(record)
     assert payment is not None
     assert payment.inclusion is not None
@@ -394,6 +394,6 @@ async def test_a_committed_payment_is_published_after_a_crash(
     assert await rig.sent() == 0
     async with rig.own.again() as own:
         later = Rig(own, rig.signer)
-        await own.upkeep.maintain()
+        await own.follow()
         assert (await later.outcome(record))[0] is Outcome.SETTLED
         assert (await later.balance(), await later.sent()) == (VALUE, 1)

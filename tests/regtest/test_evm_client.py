@@ -94,7 +94,8 @@ async def test_a_transfer_is_found_by_log_receipt_and_id(funded: Token) -> None:
     transaction = await pay(funded, USER.address, 7 * USDC)
     assert (await evm.submit(transaction.raw)).txid == transaction.txid
     receipt = await mined(evm, transaction.txid)
-    (log,) = await evm.logs(funded.transfers, receipt.block_number, receipt.block_number)
+    number = receipt.block_number
+    (log,) = (await evm.logs(funded.transfers, number, number)).logs
     assert usdc.read_transfer(log.topics, log.data) == usdc.TransferEvent(
         HOT.address, USER.address, 7 * USDC
     )
@@ -118,7 +119,8 @@ async def test_the_place_of_a_log_counts_within_its_own_transaction(funded: Toke
         await evm.submit(transaction.raw)
     await controls.mine()
     receipt = await mined(evm, second.txid)
-    logs = await evm.logs(funded.transfers, receipt.block_number, receipt.block_number)
+    number = receipt.block_number
+    logs = (await evm.logs(funded.transfers, number, number)).logs
     assert [log.log_index for log in logs] == [0, 1]
     assert receipt.position_of(1) == 0
     with pytest.raises(ValueError, match="not in list"):
@@ -387,7 +389,8 @@ async def test_fact_reorged_transaction_loses_receipt_and_pool_place(
     assert replaced is not None
     assert replaced.hash != receipt.block_hash
     assert await evm.receipt(transaction.txid) is None
-    assert await evm.logs(funded.transfers, receipt.block_number, receipt.block_number) == ()
+    number = receipt.block_number
+    assert (await evm.logs(funded.transfers, number, number)).logs == ()
     await funded.controls.mine(2)
     assert await evm.receipt(transaction.txid) is None
     assert await evm.nonce(HOT.address) == 0

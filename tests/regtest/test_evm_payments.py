@@ -24,6 +24,7 @@ from rpcsvc.settlement.onchain.evm.node_types import (
     EvmSubmissionResult,
     Tag,
 )
+from tests.bench.node_calls import SUBMIT, Exchanges
 from tests.recording import Recorder
 from tests.regtest.daemons import mined
 from tests.regtest.evm_payer import (
@@ -176,6 +177,17 @@ async def test_unmined_units_are_not_reserved_twice(payer: EvmPayer) -> None:
     await payer.pay(second)
     await payer.controls.mine(3)
     assert await payer.token.balance(USER) == 1000 * USDC
+
+
+async def test_payout_is_handed_over_after_few_exchanges(payer: EvmPayer) -> None:
+    await payer.connection.check()
+    made = Exchanges()
+    with made.counted():
+        await payer.pay(await payer.prepared(payer.transfer(USER)))
+    handed_over = next(n for n, methods in enumerate(made.sent) if SUBMIT in methods)
+    assert handed_over == 5
+    calls = [method for methods in made.sent[: handed_over + 1] for method in methods]
+    assert len(calls) == 15
 
 
 async def test_late_node_signs_no_payout_over_the_balance(
@@ -445,7 +457,7 @@ async def test_payout_cost_and_hot_balances_are_of_the_last_refresh(
     assert payer.payments.gas.hot is None
     with pytest.raises(Unavailable, match="not known yet"):
         payer.payments.gas.payout_cost()
-    await payer.payments.gas.poll()
+    await payer.refresh()
     held = payer.payments.gas.hot
     assert held is not None
     assert (held.ether, held.usdc) == (ETHER, 1000 * USDC)
@@ -458,7 +470,7 @@ async def test_payout_cost_and_hot_balances_are_of_the_last_refresh(
 
 async def test_an_empty_hot_wallet_still_has_fees(payer: EvmPayer) -> None:
     await payer.paid(payer.transfer(USER, 1000 * USDC))
-    await payer.payments.gas.poll()
+    await payer.refresh()
     assert payer.payments.gas.payout_cost() > 0
     held = payer.payments.gas.hot
     assert held is not None

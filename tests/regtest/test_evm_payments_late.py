@@ -39,17 +39,17 @@ async def stuck_payout(payer: EvmPayer) -> Transfer:
 async def test_a_stuck_payout_is_replaced_at_its_nonce_for_more(payer: EvmPayer) -> None:
     transfer = await stuck_payout(payer)
     payer.clock.now -= 1
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert len((await payer.payment(transfer)).attempts) == 1
     payer.clock.now += 1
-    await payer.upkeep.maintain()
+    await payer.follow()
     first, second = (await payer.payment(transfer)).attempts
     assert second.max_fee * 100 >= first.max_fee * 125
     assert second.tip * 100 >= first.tip * 125
     replaced = await payer.token.client.transaction(second.txid)
     assert replaced is not None
     assert (replaced.nonce, replaced.data) == (0, (await payer.payment(transfer)).order.data)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert len((await payer.payment(transfer)).attempts) == 2
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
     await payer.controls.mine(3)
@@ -63,10 +63,10 @@ async def test_the_time_to_a_replacement_begins_with_the_publication(payer: EvmP
     transfer = await payer.prepared(payer.transfer(USER))
     payer.clock.now += 10 * MINUTE_MS
     await payer.pay(transfer)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert len((await payer.payment(transfer)).attempts) == 1
     payer.clock.now += MINUTE_MS
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert len((await payer.payment(transfer)).attempts) == 2
 
 
@@ -74,7 +74,7 @@ async def test_what_is_mined_and_not_settled_yet_is_not_replaced(payer: EvmPayer
     transfer = await payer.paid(payer.transfer(USER))
     for _ in range(3):
         payer.clock.now += MINUTE_MS
-        await payer.upkeep.maintain()
+        await payer.follow()
     assert (await payer.payment(transfer)).inclusion is not None
     assert len((await payer.payment(transfer)).attempts) == 1
     assert await payer.payments.conditions() == []
@@ -82,14 +82,14 @@ async def test_what_is_mined_and_not_settled_yet_is_not_replaced(payer: EvmPayer
 
 async def test_replaced_attempt_settles_the_payout_as_well(payer: EvmPayer) -> None:
     transfer = await stuck_payout(payer)
-    await payer.upkeep.maintain()
+    await payer.follow()
     first, second = (await payer.payment(transfer)).attempts
     await payer.controls.drop(second.txid)
     await payer.client.submit(bytes.fromhex(first.raw))
     await payer.controls.mine(3)
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
     assert (await payer.payments.receipt(transfer))["txid"] == first.txid
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert [item.txid for item in await payer.receipts(transfer)] == [first.txid]
     assert await payer.token.balance(USER) == USDC
 
@@ -98,7 +98,7 @@ async def test_a_dropped_payout_comes_back_with_the_same_bytes(payer: EvmPayer) 
     transfer = await stuck_payout(payer)
     await payer.controls.drop(transfer.txid or "")
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.ABSENT
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert len((await payer.payment(transfer)).attempts) == 1
     await payer.controls.mine(3)
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
@@ -114,12 +114,12 @@ async def test_lost_bytes_that_the_node_refuses_rest_between_tries(
     await payer.controls.drop(transfer.txid or "")
     submitted = payer.refuse(monkeypatch)
     for _ in range(25):
-        await payer.upkeep.maintain()
+        await payer.follow()
         payer.clock.now += 2000
     assert submitted == [0, 4, 12, 28]
     monkeypatch.undo()
     payer.clock.now += 10_000
-    await payer.upkeep.maintain()
+    await payer.follow()
     await payer.controls.mine(3)
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
 
@@ -131,7 +131,7 @@ async def test_the_nonce_of_a_dropped_payout_is_not_given_to_the_next(payer: Evm
     second = await payer.prepared(payer.transfer(FRIEND))
     assert (await payer.payment(second)).nonce == 1
     await payer.pay(second)
-    await payer.upkeep.maintain()
+    await payer.follow()
     await payer.controls.mine(3)
     for item in (first, second):
         assert (await payer.payments.look_up(item)).outcome is Outcome.SETTLED
@@ -143,7 +143,7 @@ async def test_those_behind_the_stuck_one_wait_with_their_fees(payer: EvmPayer) 
     second = await payer.prepared(payer.transfer(FRIEND))
     await payer.pay(second)
     payer.clock.now += MINUTE_MS
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert [len((await payer.payment(item)).attempts) for item in (first, second)] == [2, 1]
     await payer.controls.mine(3)
     for item in (first, second):
@@ -174,8 +174,8 @@ async def test_payment_behind_the_stuck_one_is_resent_each_period(
     given = submitted(payer, monkeypatch)
     for _ in range(3):
         payer.clock.now += MINUTE_MS
-        await payer.upkeep.maintain()
-        await payer.upkeep.maintain()
+        await payer.follow()
+        await payer.follow()
     assert given.count(second.txid or "") == 3
     assert len((await payer.payment(second)).attempts) == 1
     await payer.controls.mine(3)
@@ -187,11 +187,11 @@ async def test_one_that_may_cost_no_more_is_handed_over_again(
 ) -> None:
     transfer = await stuck_payout(payer)
     while not payer.payments.board.present():
-        await payer.upkeep.maintain()
+        await payer.follow()
         payer.clock.now += MINUTE_MS
     given = submitted(payer, monkeypatch)
     for _ in range(2):
-        await payer.upkeep.maintain()
+        await payer.follow()
         payer.clock.now += MINUTE_MS
         assert "more than highest_fee allows" in payer.payments.board.present()[0].text
     assert given == [(await payer.payment(transfer)).latest.txid] * 2
@@ -209,7 +209,7 @@ async def test_outgrown_fee_is_raised_behind_the_next_payment_too(
         return FeeData(20 * GWEI, GWEI)
 
     monkeypatch.setattr(payer.client, "fees", spike)
-    await payer.upkeep.maintain()
+    await payer.follow()
     for item in (first, second):
         assert (await payer.payment(item)).latest.max_fee >= 21 * GWEI
 
@@ -223,7 +223,7 @@ async def test_fees_that_the_network_has_outgrown_are_raised_for_all(payer: EvmP
     await payer.controls.drop(second.txid or "")
     await payer.controls.set_next_base_fee(20 * GWEI)
     await payer.controls.mine()
-    await payer.upkeep.maintain()
+    await payer.follow()
     for item in (first, second):
         assert (await payer.payment(item)).latest.max_fee >= 20 * GWEI
     await payer.controls.mine(3)
@@ -238,7 +238,7 @@ async def test_replacement_stays_below_the_fee_cap_and_warns(
     transfer = await stuck_payout(payer)
     assert await payer.payments.conditions() == []
     for _ in range(30):
-        await payer.upkeep.maintain()
+        await payer.follow()
         payer.clock.now += MINUTE_MS
     payment = await payer.payment(transfer)
     assert 2 < len(payment.attempts) < 30
@@ -248,7 +248,7 @@ async def test_replacement_stays_below_the_fee_cap_and_warns(
     assert f"payment {transfer.transfer_id} on {NETWORK} is signed" in overdue
     assert "since 2027-01-15T08:00:00.000Z" in overdue
     await payer.controls.mine(3)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert await payer.payments.conditions() == []
     assert await payer.token.balance(USER) == USDC
 
@@ -263,7 +263,7 @@ async def test_a_refused_replacement_leaves_the_first_in_force(
 
     with monkeypatch.context() as patched:
         patched.setattr(payer.client, "submit", underpriced)
-        await payer.upkeep.maintain()
+        await payer.follow()
     assert len((await payer.payment(transfer)).attempts) == 2
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.PENDING
     await payer.controls.mine(3)
@@ -278,11 +278,11 @@ async def test_kill_between_replacement_and_publish_pays_one(
     with monkeypatch.context() as patched:
         patched.setattr(payer.client, "submit", None)
         with pytest.raises(TypeError):
-            await payer.upkeep.maintain()
+            await payer.follow()
     async with payer.again() as later:
         assert len((await later.payment(transfer)).attempts) == 2
         later.clock.now += MINUTE_MS
-        await later.upkeep.maintain()
+        await later.follow()
         await later.controls.mine(3)
         assert (await later.payments.look_up(transfer)).outcome is Outcome.SETTLED
         assert len(await later.receipts(transfer)) == 1

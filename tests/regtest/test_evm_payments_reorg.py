@@ -6,6 +6,7 @@ The tests count balances on the chain, never the service's database.
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -14,13 +15,13 @@ from msgspec.structs import replace
 from rpcsvc.domain import usdc
 from rpcsvc.domain.order import Transfer
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, BlockRef, EvmSubmission, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
-from rpcsvc.settlement.onchain.evm.records import Attempt, EvmPaymentState
+from rpcsvc.settlement.onchain.evm.records import Attempt, EvmPayment, EvmPaymentState
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.database import Statement
 from tests.regtest.daemons import mined
@@ -60,8 +61,9 @@ async def test_reorged_payout_is_resent_with_the_same_bytes(
     await payer.controls.reorganise(1)
     assert await payer.token.balance(USER) == 0
     payer.clock.now += MINUTE_MS
-    await payer.upkeep.maintain()
-    await payer.require_settled(transfer)
+    await payer.follow()
+    await mined(payer.token.client, transfer.txid or "")
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
     assert len((await payer.payment(transfer)).attempts) == 1
     assert await payer.token.balance(USER) == USDC
 
@@ -71,19 +73,78 @@ async def test_settled_payout_lost_to_a_deep_reorg_is_republished(
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
-    await payer.upkeep.maintain()  # found in its block
+    await payer.follow()  # found in its block
     await payer.controls.reorganise(4)
     assert await payer.token.balance(USER) == 0
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert len(await payer.payments.conditions()) == 1
     await mined(payer.token.client, transfer.txid or "")
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert await payer.payments.conditions() == []
     assert await payer.token.balance(USER) == USDC
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
     receipt = await payer.token.client.receipt(transfer.txid or "")
     assert receipt is not None
     assert (await payer.payments.receipt(transfer))["block"] == receipt.block_number
+
+
+async def test_refusal_about_one_payment_keeps_no_other_waiting(
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that lags, of several behind one address, refuses questions about new blocks."""
+    gone = await payer.paid(payer.transfer(USER))
+    assert (await payer.settle(gone)).outcome is Outcome.SETTLED
+    await payer.follow()  # found in its block
+    await payer.controls.automine(enabled=False)
+    await payer.controls.reorganise(4)
+    for _ in range(2):
+        await payer.pay(await payer.prepared(payer.transfer(USER)))
+    seen, verdict = list[str](), payer.payments.verdict
+
+    async def refused(payment: EvmPayment, top: Block | None = None) -> Verdict:
+        seen.append(payment.payment_id)
+        if payment.payment_id == "tr_2":
+            raise NodeError("node", "eth_getTransactionCount", -32000, "header not found")
+        return await verdict(payment, top)
+
+    monkeypatch.setattr(payer.payments, "verdict", refused)
+    with pytest.raises(NodeError, match="header not found"):
+        await payer.follow()
+    assert seen == ["tr_2", "tr_3", "tr_1"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_settled_payout_that_is_not_mined_again_is_replaced(
+    payer: EvmPayer, restarted: bool
+) -> None:
+    """Its node takes it and relays nothing, or fees rose: the nonces after it would wait."""
+    transfer = await payer.paid(payer.transfer(USER))
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.follow()  # found in its block
+    await payer.controls.automine(enabled=False)
+    await payer.controls.reorganise(4)
+    await payer.follow()
+    await payer.follow()
+    payer.clock.now += MINUTE_MS - 1
+    await payer.follow()
+    assert len((await payer.payment(transfer)).attempts) == 1
+    payer.clock.now += 1
+    await payer.follow()
+    first, second = (await payer.payment(transfer)).attempts
+    assert (second.max_fee > first.max_fee, second.tip > first.tip) == (True, True)
+    assert (await payer.payment(transfer)).state is EvmPaymentState.SETTLED
+    async with AsyncExitStack() as stack:
+        own = await stack.enter_async_context(payer.again()) if restarted else payer
+        await own.controls.mine(own.network.settled_after)
+        assert len(await own.receipts(transfer)) == 1
+        await own.follow()
+        assert await own.payments.conditions() == []
+        assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
+        assert await own.token.balance(USER) == USDC
+        await own.controls.automine(enabled=True)
+        other = await own.paid(own.transfer(FRIEND))
+        assert (await own.payment(other)).nonce == 1
+        assert (await own.settle(other)).outcome is Outcome.SETTLED
 
 
 async def test_late_node_takes_no_settled_payout_away(
@@ -108,7 +169,7 @@ async def test_late_node_takes_no_settled_payout_away(
         late.setattr(payer.client, "block", old_block)
         late.setattr(payer.client, "receipt", unknown)
         late.setattr(payer.client, "transaction", unknown)
-        await payer.upkeep.maintain()
+        await payer.follow()
     assert await payer.payments.conditions() == []
     assert (await payer.payment(transfer)).inclusion is not None
 
@@ -118,18 +179,19 @@ async def test_settled_payout_that_is_refused_rests_between_tries(
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
-    await payer.upkeep.maintain()  # found in its block
+    await payer.follow()  # found in its block
     await payer.controls.reorganise(4)
     submitted = payer.refuse(monkeypatch)
     for _ in range(100):
-        await payer.upkeep.maintain()
+        await payer.follow()
         payer.clock.now += 2000
-    assert submitted == [0, 4, 12, 28, 60, 120, 180]
+    raised = [62, 62, 122, 122, 182, 182]
+    assert submitted == sorted([0, 4, 12, 28, 60, 120, 180, *raised])
     assert "was settled and a reorganisation" in (await payer.payments.conditions())[0].text
     monkeypatch.undo()
     payer.clock.now += MINUTE_MS
-    await payer.upkeep.maintain()
-    await mined(payer.token.client, transfer.txid or "")
+    await payer.follow()
+    await mined(payer.token.client, (await payer.payment(transfer)).latest.txid)
 
 
 async def test_settled_payout_deep_again_before_a_check_is_silent(
@@ -141,7 +203,7 @@ async def test_settled_payout_deep_again_before_a_check_is_silent(
     await payer.token.client.submit(bytes.fromhex(transfer.raw or ""))
     await mined(payer.token.client, transfer.txid or "")
     await payer.controls.mine(payer.network.settled_after)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert await payer.payments.conditions() == []
     receipt = await payer.token.client.receipt(transfer.txid or "")
     assert receipt is not None
@@ -165,7 +227,7 @@ async def test_settled_payout_that_cannot_return_is_reported_for_good(
         await require_unminable(connection, payment)
     if by == "the blacklist":
         await payer.token.blacklist(USER)
-        await payer.upkeep.maintain()
+        await payer.follow()
         await mined(payer.token.client, transfer.txid or "")
     else:
         await mined(payer.token.client, await spend_nonce(payer, 0))
@@ -173,18 +235,18 @@ async def test_settled_payout_that_cannot_return_is_reported_for_good(
         await require_unminable(connection, payment)
     for _ in range(3):
         await payer.controls.mine(payer.network.failed_after)
-        await payer.upkeep.maintain()
+        await payer.follow()
         reported = f"rpcsvc payouts close {transfer.transfer_id} --note TEXT"
         assert reported in (await payer.payments.conditions())[0].text
     assert (await payer.payment(transfer)).state is EvmPaymentState.SETTLED
     async with payer.again() as later:
-        await later.upkeep.maintain()
+        await later.follow()
         assert "was settled" in (await later.payments.conditions())[0].text
         await require_unminable(EvmConnection(later.token.client, later.network), payment)
         await later.database.write([closed_by_hand(transfer)])
         await later.controls.mine(1)
     async with payer.again() as closed:
-        await closed.upkeep.maintain()
+        await closed.follow()
         assert await closed.payments.conditions() == []
 
 
@@ -213,7 +275,7 @@ async def test_payout_reorged_with_its_usdc_fails_and_moves_nothing(
 ) -> None:
     """Its order is then refunded. The next payout has the next nonce."""
     transfer = await without_funding(payer, settled=False)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert not (await mined(payer.token.client, transfer.txid or "")).ok
     await payer.controls.mine(payer.network.failed_after)
     failed = await payer.payments.look_up(transfer)
@@ -230,9 +292,10 @@ async def test_payout_whose_usdc_returns_first_pays_by_the_same_bytes(
 ) -> None:
     transfer = await without_funding(payer, settled=settled)
     await payer.token.mint(HOT, 1000 * USDC)
-    await payer.upkeep.maintain()
-    await payer.require_settled(transfer)
-    await payer.upkeep.maintain()
+    await payer.follow()
+    await mined(payer.token.client, transfer.txid or "")
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.follow()
     assert await payer.payments.conditions() == []
     assert await payer.token.balance(USER) == 1500 * USDC
 
@@ -240,11 +303,11 @@ async def test_payout_whose_usdc_returns_first_pays_by_the_same_bytes(
 async def test_settled_payout_refused_for_lack_of_usdc_is_reported(payer: EvmPayer) -> None:
     """Its nonce is spent: only the operator can pay the user."""
     transfer = await without_funding(payer, settled=True)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert not (await mined(payer.token.client, transfer.txid or "")).ok
     await payer.token.mint(HOT, 1000 * USDC)
     await payer.controls.mine(4 * payer.network.failed_after)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert "was settled" in (await payer.payments.conditions())[0].text
     assert (await payer.payment(transfer)).state is EvmPaymentState.SETTLED
     assert await payer.token.balance(USER) == 0
@@ -262,17 +325,17 @@ async def test_a_payout_waits_for_ether_that_was_reorganised_away(
     await payer.controls.set_ether(HOT, 0)
     for _ in range(3):
         payer.clock.now += MINUTE_MS
-        await payer.upkeep.maintain()
+        await payer.follow()
     assert await payer.token.client.receipt(transfer.txid or "") is None
     async with adapter_on(payer, payer.network) as adapter:
         await adapter.maintain()
         assert "short of ether" in (Health.of(await adapter.conditions()).detail or "")
     await payer.controls.set_ether(HOT, ETHER)
     payer.clock.now += MINUTE_MS
-    await payer.upkeep.maintain()
+    await payer.follow()
     await payer.controls.mine(payer.network.settled_after)
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert await payer.payments.conditions() == []
     assert await payer.token.balance(USER) == USDC
 
@@ -309,7 +372,7 @@ async def test_failed_payment_is_never_republished_after_a_reorg(
     verdict = await payer.payments.publish(transfer)
     assert (verdict.outcome, "not published" in verdict.reason) == (Outcome.UNKNOWN, True)
     payer.clock.now += MINUTE_MS
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert await payer.token.client.transaction(transfer.txid or "") is None
     assert (await payer.payment(transfer)).state is EvmPaymentState.FAILED
 
@@ -344,13 +407,13 @@ async def test_transaction_that_moved_nothing_is_no_payout(
     monkeypatch.setattr(usdc, "TRANSFER_TOPIC", bytes(32))  # as if the event were another's
     verdict = await payer.payments.look_up(transfer)
     assert (verdict.outcome, "shows no such transfer" in verdict.reason) == (Outcome.UNKNOWN, True)
-    await payer.upkeep.maintain()
+    await payer.follow()
     (reported,) = [each.text for each in await payer.payments.conditions()]
     assert transfer.transfer_id in reported
     assert "the token shows no such transfer" in reported
     monkeypatch.undo()
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert await payer.payments.conditions() == []
 
 
@@ -455,12 +518,12 @@ async def test_mined_payout_survives_a_node_that_has_dropped_it(
             payer.clock.now += MINUTE_MS
             verdict = await payer.pay(transfer)
             assert (verdict.outcome, said in verdict.reason) == (Outcome.UNKNOWN, True)
-            await payer.upkeep.maintain()
+            await payer.follow()
             (reported,) = [each.text for each in await payer.payments.conditions()]
             assert transfer.transfer_id in reported
             assert said in reported
     assert len((await payer.payment(transfer)).attempts) == 1
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert await payer.payments.conditions() == []
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
     assert await payer.token.balance(USER) == USDC
@@ -517,8 +580,8 @@ async def test_unprovable_payout_holds_no_usdc_and_no_sweep(
     rest = await payer.paid(payer.transfer(FRIEND, 400 * USDC))
     assert (await payer.settle(rest)).outcome is Outcome.SETTLED
     address = await payer.give(2, 5 * USDC)
-    await payer.upkeep.maintain()
-    await payer.sweeps.maintain()
+    await payer.follow()
+    await payer.sweep()
     await payer.controls.mine()
     assert await payer.token.balance(address) == 0
     assert "makes the same payout" in (await payer.payments.conditions())[0].text
@@ -551,8 +614,8 @@ async def test_settled_payouts_are_compared_by_block_and_only_once(
         return await real(method, *rest, **more)
 
     monkeypatch.setattr(payer.client.rpc, "act", counted)
-    await payer.upkeep.maintain()
+    await payer.follow()
     first = len(asked)
-    await payer.upkeep.maintain()
+    await payer.follow()
     assert "eth_getTransactionReceipt" not in asked
     assert len(asked) - first < first

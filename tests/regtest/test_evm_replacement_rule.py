@@ -58,7 +58,7 @@ class Strict:
     async def bump(self) -> None:
         """A pass of maintenance a minute later, when pending payments are due for a higher fee."""
         self.payer.clock.now += MINUTE_MS
-        await self.payer.upkeep.maintain()
+        await self.payer.follow()
 
     async def attempts(self, transfer: Transfer) -> tuple[Attempt, ...]:
         return (await self.payer.payment(transfer)).attempts
@@ -258,10 +258,10 @@ async def test_a_refused_attempt_is_not_raised_before_its_time(node: Strict) -> 
     await own.pay(transfer)
     await node.bump()
     own.clock.now += MINUTE_MS - 1
-    await own.upkeep.maintain()
+    await own.follow()
     assert len(await node.attempts(transfer)) == 2
     own.clock.now += 1
-    await own.upkeep.maintain()
+    await own.follow()
     assert len(await node.attempts(transfer)) == 3
 
 
@@ -333,7 +333,7 @@ async def test_lost_replacement_is_resent_and_not_raised(
     await node.bump()
     _, second = await node.attempts(transfer)
     assert await own.payments.conditions() == []
-    await own.upkeep.maintain()
+    await own.follow()
     assert await node.waits(second.txid)
     await settles_once(node, transfer, second)
 

@@ -63,8 +63,8 @@ async def finish(own: EvmPayer) -> None:
         assert payment is not None
         await mined(own.token.client, payment.latest.txid)
     await own.controls.mine(own.network.failed_after)
-    await own.upkeep.maintain()
-    await own.sweeps.maintain()
+    await own.follow()
+    await own.sweep()
 
 
 async def all_left(own: EvmPayer) -> list[int]:
@@ -96,9 +96,9 @@ async def steal(own: EvmPayer, index: int, units: int, serial: int = 1) -> None:
 async def test_several_addresses_are_swept_together_and_hold_no_ether(own: EvmPayer) -> None:
     given = [await own.give(index, index * 10 * USDC) for index in range(2, 6)]
     await own.controls.automine(enabled=False)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert len(await own.live()) == 4
-    await own.sweeps.maintain()
+    await own.sweep()
     assert len(await own.live()) == 4
     await own.controls.mine()
     assert await own.token.balance(HOT) == 140 * USDC
@@ -118,10 +118,10 @@ async def test_what_is_not_confirmed_or_not_worth_it_stays(own: EvmPayer) -> Non
     removed = await own.give(3, 5 * USDC, state="removed")
     fresh = await own.give(4, 5 * USDC, state=None)
     small = await own.give(5, USDC - 1)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.live() == []
     await own.give(5, 1)
-    await own.sweeps.maintain()
+    await own.sweep()
     await finish(own)
     assert await own.token.balance(HOT) == USDC
     assert await own.token.balance(small) == 0
@@ -132,7 +132,7 @@ async def test_what_is_not_confirmed_or_not_worth_it_stays(own: EvmPayer) -> Non
 async def test_only_confirmed_units_are_taken_of_what_an_address_holds(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     address = await own.give(2, 3 * USDC, state="seen")
-    await own.sweeps.maintain()
+    await own.sweep()
     await finish(own)
     assert await own.token.balance(address) == 3 * USDC
     assert await own.token.balance(HOT) == 5 * USDC
@@ -141,7 +141,7 @@ async def test_only_confirmed_units_are_taken_of_what_an_address_holds(own: EvmP
 async def test_a_second_deposit_is_swept_again(own: EvmPayer) -> None:
     for units in (5 * USDC, 2 * USDC):
         address = await own.give(2, units)
-        await own.sweeps.maintain()
+        await own.sweep()
         await finish(own)
         assert await own.token.balance(address) == 0
     assert await own.token.balance(HOT) == 7 * USDC
@@ -155,8 +155,8 @@ async def test_a_batch_has_its_bounds(own: EvmPayer) -> None:
         return replace(network, sweep_batch=3)
 
     async with own.again(three) as later:
-        await later.sweeps.maintain()
-        await later.sweeps.maintain()
+        await later.sweep()
+        await later.sweep()
         assert len(await later.live()) == 3
         await finish(later)
         assert len(await later.live()) == 1
@@ -167,14 +167,14 @@ async def test_payouts_go_before_sweeps(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.controls.automine(enabled=False)
     payout = await own.prepared(own.transfer(USER))
-    await own.sweeps.maintain()
+    await own.sweep()
     assert len(await own.live()) == 1
     await own.pay(payout)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert len(await own.live()) == 1
     await own.controls.mine()
     await own.payments.look_up(payout)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert len(await own.live()) == 2
 
 
@@ -193,14 +193,14 @@ async def test_no_sweep_is_begun_while_a_payout_is_being_signed(
     monkeypatch.setattr(own.client, "estimate_gas", slow)
     signing = asyncio.create_task(own.prepared(own.transfer(USER)))
     await asked.wait()
-    await asyncio.wait_for(own.sweeps.maintain(), 10)
+    await asyncio.wait_for(own.sweep(), 10)
     go_on.set()
     payout = await signing
     assert [item.payment_id for item in await own.live()] == [payout.transfer_id]
     await own.pay(payout)
     await mined(own.token.client, payout.txid or "")
     await own.payments.look_up(payout)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert len(await own.ledger.sweeps_under_way(NETWORK)) == 1
 
 
@@ -208,7 +208,7 @@ async def test_pending_sweep_does_not_reduce_what_can_be_paid(own: EvmPayer) -> 
     await own.token.mint(HOT, 10 * USDC)
     await own.give(2, 5 * USDC)
     await own.controls.automine(enabled=False)
-    await own.sweeps.maintain()
+    await own.sweep()
     (sweep,) = await own.live()
     payout = await own.prepared(own.transfer(USER, 10 * USDC))
     assert [item.payment_id for item in await own.live()] == [sweep.payment_id, payout.transfer_id]
@@ -217,13 +217,13 @@ async def test_pending_sweep_does_not_reduce_what_can_be_paid(own: EvmPayer) -> 
 async def test_the_gas_reserve_is_kept_for_payouts(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.controls.set_ether(HOT, own.network.gas_reserve)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.live() == []
     (reported,) = [each.text for each in own.sweeps.conditions()]
     assert "lacks ether" in reported
     await own.controls.set_ether(HOT, ETHER)
     own.clock.now += FIRST_PAUSE_MS
-    await own.sweeps.maintain()
+    await own.sweep()
     assert own.sweeps.conditions() == []
     await finish(own)
     assert await own.token.balance(HOT) == 5 * USDC
@@ -233,13 +233,13 @@ async def test_a_refused_sweep_is_tried_after_growing_pauses(own: EvmPayer) -> N
     """The refresh does not know that the wallet lacks the gas of a sweep besides its reserve."""
     await own.give(2, 5 * USDC)
     await own.controls.set_ether(HOT, own.network.gas_reserve)
-    await own.payments.gas.poll()
+    await own.refresh()
     calls: list[str] = []
     record_calls(own.client.rpc, calls)
     tries = []
     for second in range(0, 600, 2):
         before = calls.count("eth_estimateGas")
-        await own.sweeps.maintain()
+        await own.sweep()
         if calls.count("eth_estimateGas") > before:
             tries.append(second)
         own.clock.now += 2000
@@ -249,25 +249,25 @@ async def test_a_refused_sweep_is_tried_after_growing_pauses(own: EvmPayer) -> N
 async def test_what_gas_forbids_is_not_asked_for_at_all(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.controls.set_ether(HOT, own.network.gas_reserve - 1)
-    await own.payments.gas.poll()
+    await own.refresh()
     calls: list[str] = []
     record_calls(own.client.rpc, calls)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert "eth_estimateGas" not in calls
     (reported,) = [each.text for each in own.sweeps.conditions()]
     assert "nothing is swept on arbitrum: the hot wallet on arbitrum lacks ether" in reported
     await own.controls.set_ether(HOT, ETHER)
     await own.controls.set_next_base_fee(own.network.highest_fee // 50_000)
     await own.controls.mine()
-    await own.payments.gas.poll()
+    await own.refresh()
     calls.clear()
-    await own.sweeps.maintain()
+    await own.sweep()
     (reported,) = [each.text for each in own.sweeps.conditions()]
     assert "nothing is swept on arbitrum: gas on arbitrum is too dear" in reported
     assert "eth_estimateGas" not in calls
     await own.controls.mine(60)
-    await own.payments.gas.poll()
-    await own.sweeps.maintain()
+    await own.refresh()
+    await own.sweep()
     assert own.sweeps.conditions() == []
 
 
@@ -278,16 +278,16 @@ async def test_blacklisted_payee_is_reported_and_delays_no_other(own: EvmPayer) 
     bad = await own.give(2, 5 * USDC)
     await own.give(3, 5 * USDC)
     await own.token.blacklist(bad)
-    await own.sweeps.maintain()
+    await own.sweep()
     await finish(own)
     assert await own.token.balance(HOT) == 5 * USDC
     (reported,) = [each.text for each in own.sweeps.conditions()]
     assert f"{bad} is on the token's blacklist" in reported
     await own.token.unblacklist(bad)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.live() == []  # it is retried rarely
     own.clock.now += HOUR_MS
-    await own.sweeps.maintain()
+    await own.sweep()
     await finish(own)
     assert own.sweeps.conditions() == []
     assert await own.token.balance(HOT) == 10 * USDC
@@ -304,16 +304,16 @@ async def test_sweep_blacklisted_before_mining_fails_and_backs_off(
         return await real(raw)
 
     monkeypatch.setattr(own.client, "submit", submit_late)
-    await own.sweeps.maintain()
+    await own.sweep()
     await finish(own)
     assert not (await own.ledger.sweeps_under_way(NETWORK) or await own.live())
     assert "failed" in own.sweeps.conditions()[0].text
     await own.token.unblacklist(bad)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.live() == []
     monkeypatch.undo()
     own.clock.now += HOUR_MS
-    await own.sweeps.maintain()
+    await own.sweep()
     await finish(own)
     assert not (await all_left(own) or own.sweeps.conditions())
     assert await own.token.balance(HOT) == 5 * USDC
@@ -322,10 +322,10 @@ async def test_sweep_blacklisted_before_mining_fails_and_backs_off(
 async def test_a_condition_goes_with_what_there_was_to_sweep(own: EvmPayer) -> None:
     bad = await own.give(2, 5 * USDC)
     await own.token.blacklist(bad)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert len(own.sweeps.conditions()) == 1
     await own.database.write([statement("UPDATE evm_deposits SET acknowledged = 'removed'", ())])
-    await own.sweeps.maintain()
+    await own.sweep()
     assert own.sweeps.conditions() == []
 
 
@@ -333,7 +333,7 @@ async def test_settled_sweep_with_unused_authorization_took_nothing(
     own: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await own.give(2, 5 * USDC)
-    await own.sweeps.maintain()
+    await own.sweep()
 
     async def never(*_: object) -> bool:
         return False
@@ -346,13 +346,13 @@ async def test_settled_sweep_with_unused_authorization_took_nothing(
 
 async def settled_sweep(own: EvmPayer) -> Sweep:
     """A sweep whose payment is settled and that is not recorded as done yet."""
-    await own.sweeps.maintain()
+    await own.sweep()
     (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
     payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
     await mined(own.token.client, payment.latest.txid)
     await own.controls.mine(own.network.settled_after)
-    await own.upkeep.maintain()
+    await own.follow()
     return sweep
 
 
@@ -377,9 +377,9 @@ async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
     monkeypatch.setattr(own.client, "call", old_call)
     if late == "for all":
         monkeypatch.setattr(own.client, "block", old_block)
-    await own.sweeps.maintain()
+    await own.sweep()
     monkeypatch.undo()
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.ledger.unswept_of(NETWORK, 2) == 0
     assert own.sweeps.conditions() == []
 
@@ -393,13 +393,13 @@ async def test_settled_sweep_lost_to_a_reorg_counts_once_it_returns(
     sweep = await settled_sweep(own)
     await own.controls.reorganise(own.network.settled_after + 1)
     await own.controls.automine(enabled=False)
-    await own.upkeep.maintain()
-    await own.sweeps.maintain()
+    await own.follow()
+    await own.sweep()
     assert await own.ledger.sweeps_under_way(NETWORK) == [sweep]
     await own.controls.automine(enabled=True)
     await own.controls.mine(own.network.failed_after)
-    await own.upkeep.maintain()
-    await own.sweeps.maintain()
+    await own.follow()
+    await own.sweep()
     assert await own.ledger.unswept_of(NETWORK, 2) == 0
     assert await own.token.balance(HOT) == 5 * USDC
     assert own.sweeps.conditions() == []
@@ -409,12 +409,12 @@ async def test_paused_token_is_reported_and_swept_once_unpaused(own: EvmPayer) -
     await own.give(2, 5 * USDC)
     await own.token.pause()
     for _ in range(3):
-        await own.sweeps.maintain()
+        await own.sweep()
     assert await own.live() == []
     assert len(own.sweeps.conditions()) == 1
     assert "paused" in own.sweeps.conditions()[0].text
     await own.token.unpause()
-    await own.sweeps.maintain()
+    await own.sweep()
     await finish(own)
     assert own.sweeps.conditions() == []
     assert await own.token.balance(HOT) == 5 * USDC
@@ -423,7 +423,7 @@ async def test_paused_token_is_reported_and_swept_once_unpaused(own: EvmPayer) -
 async def test_blacklisted_hot_wallet_is_reported(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.token.blacklist(HOT)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.live() == []
     assert "hot wallet" in own.sweeps.conditions()[0].text
 
@@ -433,7 +433,7 @@ async def test_address_of_another_mnemonic_is_reported(
 ) -> None:
     await own.give(2, 5 * USDC)
     monkeypatch.setattr(own.sweeps, "_keys", OTHERS)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.live() == []
     assert "not of this mnemonic" in own.sweeps.conditions()[0].text
 
@@ -445,7 +445,7 @@ async def test_authorization_used_elsewhere_counts_as_swept(own: EvmPayer) -> No
     await own.give(2, 5 * USDC)
     await own.give(3, 4 * USDC)
     await steal(own, 2, 5 * USDC)
-    await own.sweeps.maintain()
+    await own.sweep()
     await finish(own)
     assert await all_left(own) == []
     assert own.sweeps.conditions() == []
@@ -465,9 +465,9 @@ async def test_outside_sweep_mined_between_two_looks_counts_whole(
         return await real(call)
 
     monkeypatch.setattr(own.client, "estimate_gas", late)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await all_left(own) == []
-    await own.sweeps.maintain()
+    await own.sweep()
     assert own.sweeps.conditions() == []
 
 
@@ -477,8 +477,8 @@ async def test_deposit_after_an_outside_sweep_is_swept_next(
     await own.give(2, 5 * USDC)
     await steal(own, 2, 5 * USDC)
     address = await own.give(2, 3 * USDC)
-    await own.sweeps.maintain()
-    await own.sweeps.maintain()
+    await own.sweep()
+    await own.sweep()
     await finish(own)
     assert await all_left(own) == []
     assert await own.token.balance(address) == 0
@@ -494,12 +494,12 @@ async def failed_by_another(own: EvmPayer, monkeypatch: pytest.MonkeyPatch, unit
 
     with monkeypatch.context() as patched:
         patched.setattr(own.client, "submit", lost)
-        await own.sweeps.maintain()
+        await own.sweep()
     await steal(own, 2, units)
     for _ in range(2):
-        await own.upkeep.maintain()
+        await own.follow()
         await own.controls.mine(own.network.failed_after)
-    await own.upkeep.maintain()
+    await own.follow()
     (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
     payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
@@ -511,7 +511,7 @@ async def test_sweep_displaced_by_another_counts_by_balance(
     own: EvmPayer, monkeypatch: pytest.MonkeyPatch, units: int
 ) -> None:
     await failed_by_another(own, monkeypatch, units)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.ledger.unswept_of(NETWORK, 2) == 5 * USDC - units
     await finish(own)
     assert not (await all_left(own) or own.sweeps.conditions())
@@ -524,7 +524,7 @@ async def test_no_more_counts_as_swept_than_was_to_be(
     await failed_by_another(own, monkeypatch, 5 * USDC)
     await own.give(2, 4 * USDC)
     await drain(own, 2, 4 * USDC)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await all_left(own) == [4 * USDC]
     assert "something else takes from it" in own.sweeps.conditions()[0].text
 
@@ -539,7 +539,7 @@ async def test_deposit_after_an_outside_sweep_does_not_block_its_end(
         await own.give(2, 5 * USDC)
         await steal(own, 2, 5 * USDC)
     await own.give(2, 8 * USDC, state="seen")
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.ledger.sweeps_under_way(NETWORK) == []
     assert await own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
 
@@ -567,7 +567,7 @@ async def test_what_others_drained_is_not_counted_as_swept(
         return await real(raw)
 
     monkeypatch.setattr(own.client, "submit", submit_late)
-    await own.sweeps.maintain()
+    await own.sweep()
     await finish(own)
     assert await own.ledger.sweeps_under_way(NETWORK) == []
     assert await own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
@@ -577,7 +577,7 @@ async def test_what_others_drained_is_not_counted_as_swept(
 async def test_missing_units_are_reported(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await drain(own, 2, 5 * USDC)
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.live() == []
     assert "something else takes from it" in own.sweeps.conditions()[0].text
 
@@ -595,13 +595,13 @@ async def test_kill_before_sending_sends_the_sweep_once_at_next_start(
     else:
         monkeypatch.setattr(own.client, "submit", None)
     with pytest.raises(TypeError):
-        await own.sweeps.maintain()
+        await own.sweep()
     async with own.again() as later:
         (signed,) = await later.live()
         assert (signed.state is EvmPaymentState.PREPARED) == (before == "it was marked")
-        await later.sweeps.maintain()
+        await later.sweep()
         assert await later.live() == [signed]
-        await later.upkeep.maintain()
+        await later.follow()
         await finish(later)
         assert await all_left(later) == []
         assert await later.token.balance(HOT) == 5 * USDC
@@ -610,9 +610,9 @@ async def test_kill_before_sending_sends_the_sweep_once_at_next_start(
 async def test_a_stuck_sweep_is_replaced_and_counted_once(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.controls.automine(enabled=False)
-    await own.sweeps.maintain()
+    await own.sweep()
     own.clock.now += MINUTE_MS
-    await own.upkeep.maintain()
+    await own.follow()
     assert len((await own.live())[0].attempts) == 2
     await own.controls.mine()
     await finish(own)
@@ -640,7 +640,7 @@ async def test_a_token_that_refuses_authorizations_is_swept_by_permit(
     await token.controls.set_ether(HOT, ETHER)
     async with evm_payer(anvil, token, tmp_path) as own:
         address = await own.give(2, 5 * USDC)
-        await own.sweeps.maintain()
+        await own.sweep()
         (permit,) = await own.ledger.sweeps_under_way(NETWORK)
         assert permit.method is SweepMethod.PERMIT
         await finish(own)
@@ -659,7 +659,7 @@ async def test_failed_second_attempt_took_nothing_and_is_retried(
     await token.controls.set_ether(HOT, ETHER)
     async with evm_payer(anvil, token, tmp_path) as own:
         address = await own.give(2, 5 * USDC)
-        await own.sweeps.maintain()
+        await own.sweep()
         real = own.client.submit
 
         async def submit_late(raw: bytes) -> EvmSubmissionResult:
@@ -676,7 +676,7 @@ async def test_failed_second_attempt_took_nothing_and_is_retried(
         monkeypatch.undo()
         await token.unblacklist(address)
         own.clock.now += HOUR_MS
-        await own.sweeps.maintain()
+        await own.sweep()
         await finish(own)
         assert not (await all_left(own) or own.sweeps.conditions())
         assert await token.balance(HOT) == 5 * USDC
@@ -695,7 +695,7 @@ async def deposit_and_sweep_gone(own: EvmPayer) -> Sweep:
     """A deposit and its settled, recorded sweep, both reorged out; the sweep."""
     before = await own.controls.snapshot()
     await own.give(2, 5 * USDC)
-    await own.sweeps.maintain()
+    await own.sweep()
     (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
     await finish(own)
     assert await own.ledger.unswept_of(NETWORK, 2) == 0
@@ -708,13 +708,13 @@ async def deposit_and_sweep_gone(own: EvmPayer) -> Sweep:
 async def settle_all(own: EvmPayer) -> None:
     """Mine until all published payments are deep, and record their outcomes."""
     await own.controls.mine(own.network.failed_after)
-    await own.upkeep.maintain()
-    await own.sweeps.maintain()
+    await own.follow()
+    await own.sweep()
 
 
 async def refused_again(own: EvmPayer, sweep: Sweep) -> None:
     """Require that the sweep is published again at once, and reverts."""
-    await own.upkeep.maintain()
+    await own.follow()
     payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
     assert not (await mined(own.token.client, payment.latest.txid)).ok
@@ -725,7 +725,7 @@ async def test_a_deposit_back_after_its_sweep_failed_is_swept_anew(own: EvmPayer
     await refused_again(own, sweep)
     await own.token.mint(KEYS.address(2), 5 * USDC)
     await acknowledge(own, "confirmed")
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.ledger.unswept_of(NETWORK, 2) == 0, "it may yet be reorganised back"
     await settle_all(own)
     failed = await own.ledger.payment(sweep.payment_id or "")
@@ -746,7 +746,7 @@ async def test_a_deposit_gone_for_good_leaves_a_void_sweep(own: EvmPayer) -> Non
     assert not (await own.ledger.sweeps_under_way(NETWORK) or await own.live())
     assert not (own.sweeps.conditions() or await own.payments.conditions())
     await own.give(2, 3 * USDC)
-    await own.sweeps.maintain()
+    await own.sweep()
     await finish(own)
     assert await own.token.balance(HOT) == 3 * USDC, "a later deposit is swept whole"
 
@@ -755,7 +755,7 @@ async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: EvmPayer) 
     sweep = await deposit_and_sweep_gone(own)
     await own.token.mint(KEYS.address(2), 5 * USDC)
     await acknowledge(own, "confirmed")
-    await own.upkeep.maintain()
+    await own.follow()
     await settle_all(own)
     payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
@@ -795,7 +795,7 @@ async def test_a_failed_sweep_that_is_mined_after_all_counts(own: EvmPayer) -> N
     await own.token.client.submit(bytes.fromhex(payment.latest.raw))
     assert (await mined(own.token.client, payment.latest.txid)).ok
     await acknowledge(own, "confirmed")
-    await own.sweeps.maintain()
+    await own.sweep()
     assert await own.ledger.unswept_of(NETWORK, 2) == 0
     assert await own.token.balance(HOT) == 5 * USDC
     assert not (await own.live() or own.sweeps.conditions())
@@ -808,9 +808,9 @@ async def test_sweep_reorged_below_finality_ends_with_its_deposit(
     """A sweep that was mined and not settled reverts once, and is made again after an hour."""
     before = await own.controls.snapshot()
     await own.give(2, 5 * USDC)
-    await own.sweeps.maintain()
+    await own.sweep()
     (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
-    await own.upkeep.maintain()
+    await own.follow()
     await own.controls.revert(before)
     await acknowledge(own, "removed")
     await refused_again(own, sweep)
@@ -820,7 +820,7 @@ async def test_sweep_reorged_below_finality_ends_with_its_deposit(
     await settle_all(own)
     assert await own.ledger.sweeps_under_way(NETWORK) == []
     own.clock.now += HOUR_MS
-    await own.sweeps.maintain()
+    await own.sweep()
     await finish(own)
     assert await own.token.balance(HOT) == (5 * USDC if comes_back else 0)
     assert not (await all_left(own) or await own.live())
@@ -837,14 +837,14 @@ async def test_a_permit_and_what_it_let_take_are_made_anew(
     async with evm_payer(anvil, token, tmp_path) as own:
         before = await own.controls.snapshot()
         await own.give(2, 5 * USDC)
-        await own.sweeps.maintain()
+        await own.sweep()
         await finish(own)
         await finish(own)
         assert await token.balance(HOT) == 5 * USDC
         await own.controls.revert(before)
         await own.controls.mine(4 * own.network.failed_after)
         await acknowledge(own, "removed")
-        await own.upkeep.maintain()
+        await own.follow()
         await own.controls.mine()
         if is_back:
             await token.mint(KEYS.address(2), 5 * USDC)
@@ -853,7 +853,7 @@ async def test_a_permit_and_what_it_let_take_are_made_anew(
         if not is_back:
             assert not (await own.ledger.sweeps_under_way(NETWORK) or await own.live())
             await own.give(2, 5 * USDC)  # a later deposit is swept in full
-            await own.sweeps.maintain()
+            await own.sweep()
         await finish(own)
         assert await token.balance(HOT) == 5 * USDC
         assert not (

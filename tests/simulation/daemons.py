@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 from unittest.mock import patch
 
 import orjson
@@ -44,6 +44,15 @@ class DaemonModel(Protocol):
 
     def call_path(self, path: str, body: dict[str, Any]) -> Any:
         """The answer of a plain JSON path."""
+        ...
+
+
+@runtime_checkable
+class SharedName(Protocol):
+    """Several daemons behind one address."""
+
+    def one(self) -> DaemonModel:
+        """Return the daemon that answers the next exchange."""
         ...
 
 
@@ -98,8 +107,9 @@ class Network:
     async def exchange(self, url: URL, body: bytes) -> _Answer:
         """Send a request and wait for its answer. Raises what aiohttp raises."""
         answer: asyncio.Future[_Answer] = self._loop.create_future()
-        is_slow = self.sent(orjson.loads(body).get("method", url.path))
-        self._later(self._travel(), partial(self._arrive, url, body, answer, is_slow))
+        methods = [item.get("method", url.path) for item in _each(orjson.loads(body))]
+        slow = [self.sent(method) for method in methods]
+        self._later(self._travel(), partial(self._arrive, url, body, answer, any(slow)))
         return await answer
 
     def _travel(self) -> float:
@@ -122,10 +132,10 @@ class Network:
             self._end(answer, _Answer(503, b"busy"))
         else:
             asked = orjson.loads(body)
-            method = asked.get("method", url.path)
-            self.watch(method, False)
+            names = [item.get("method", url.path) for item in _each(asked)]
+            self._watched(names, is_done=False)
             content = _answered(self._daemons[host], url.path, asked)
-            self.watch(method, True)
+            self._watched(names, is_done=True)
             if self._strikes(faults.lost):
                 self._end(answer, ServerDisconnectedError())
             elif self._strikes(faults.cut):
@@ -134,6 +144,10 @@ class Network:
                 slow = is_slow or self._strikes(faults.slow)
                 wait = self._chance.random() * _SLOWEST_SECONDS if slow else self._travel()
                 self._later(wait, partial(_set, answer, _Answer(200, content)))
+
+    def _watched(self, methods: list[str], *, is_done: bool) -> None:
+        for method in methods:
+            self.watch(method, is_done)
 
     def _strikes(self, rate: float) -> bool:
         return rate > 0 and self._chance.random() < rate
@@ -152,15 +166,28 @@ def _set(answer: asyncio.Future[_Answer], outcome: _Answer | Exception) -> None:
         answer.set_result(outcome)
 
 
-def _answered(daemon: DaemonModel, path: str, body: dict[str, Any]) -> bytes:
+def _each(body: Any) -> list[dict[str, Any]]:
+    """Return the calls of a request, which may be a batch."""
+    return body if isinstance(body, list) else [body]
+
+
+def _answered(daemon: DaemonModel, path: str, body: Any) -> bytes:
+    """Return the answer to a request. One daemon answers all calls of a batch."""
+    one = daemon.one() if isinstance(daemon, SharedName) else daemon
+    if isinstance(body, list):
+        return orjson.dumps([_result(one, each) for each in body])
     if "jsonrpc" not in body:
-        return orjson.dumps(daemon.call_path(path, body))
+        return orjson.dumps(one.call_path(path, body))
+    return orjson.dumps(_result(one, body))
+
+
+def _result(daemon: DaemonModel, body: dict[str, Any]) -> dict[str, Any]:
     answer = {"jsonrpc": "2.0", "id": body["id"]}
     try:
         answer["result"] = daemon.call(body["method"], body.get("params"))
     except CallRefused as refused:
         answer["error"] = refused.error
-    return orjson.dumps(answer)
+    return answer
 
 
 def _not_reached(url: URL) -> ClientConnectorError:

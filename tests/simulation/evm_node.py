@@ -222,15 +222,19 @@ _ANSWERS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 class EvmName:
-    """Several nodes behind one address: each call is answered by one of them."""
+    """Several nodes behind one address: each call or batch is answered by one of them."""
 
     def __init__(self, nodes: Sequence[EvmNode], chance: random.Random) -> None:
         self._nodes = nodes
         self._chance = chance
 
+    def one(self) -> EvmNode:
+        """Return the node that answers the next exchange."""
+        return self._chance.choice(self._nodes)
+
     def call(self, method: str, params: Any) -> Any:
         """The answer of one of them. Raises CallRefused."""
-        return self._chance.choice(self._nodes).call(method, params)
+        return self.one().call(method, params)
 
     def call_path(self, path: str, body: dict[str, Any]) -> Any:
         """None such."""

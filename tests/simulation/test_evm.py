@@ -76,7 +76,7 @@ def test_transfer_is_mined_with_its_event_and_fee() -> None:
         assert receipt is not None
         assert receipt.ok
         wanted = LogFilter(TOKEN, (usdc.TRANSFER_TOPIC, None, usdc.address_word(PAYEE)))
-        (event,) = await client.logs(wanted, 0, 1)
+        (event,) = (await client.logs(wanted, 0, 1)).logs
         assert usdc.read_transfer(event.topics, event.data).units == 7 * USDC
         assert await balance(client, PAYEE) == 7 * USDC
         assert await balance(client, PAYEE, 0) == 0

@@ -15,7 +15,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, RpcFailure
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
-from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, Receipt, Tag
+from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, LogRange, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.records import EvmAddress
 from tests.chain_options import evm_network
 from tests.sandbox import ManualClock
@@ -45,9 +45,11 @@ class Chain(EvmClient):
     """A simulated node. A block is a list of transactions, a transaction a list of events.
 
     ``lag``: number of newest blocks that it lacks. ``blind``: number of newest blocks without
-    events. ``elsewhere``: blocks answered by another node on a fork. ``missing``: blocks that it
-    lacks though it has later ones. ``pool``: transactions of its pending block; ``refusal``: the
-    error if it has no pending block. ``genesis``: seconds of the first block. ``asked``: the calls.
+    events. ``behind``: number of newest blocks that the node lacks which lists events, of several
+    behind one address. ``takes_batches``: whether it shows the block for which it lists events.
+    ``elsewhere``: blocks answered by another node on a fork. ``missing``: blocks that it lacks
+    though it has later ones. ``pool``: transactions of its pending block; ``refusal``: the error if
+    it has no pending block. ``genesis``: seconds of the first block. ``asked``: the calls.
     """
 
     def __init__(self) -> None:
@@ -57,6 +59,8 @@ class Chain(EvmClient):
         self.hashes: list[str] = []
         self.lag = 0
         self.blind = 0
+        self.behind = 0
+        self.takes_batches = True
         self.elsewhere: set[int] = set()
         self.missing: set[int] = set()
         self.finalized = 0
@@ -93,7 +97,9 @@ class Chain(EvmClient):
 
     async def block(self, at: Any = Tag.LATEST) -> Block | None:
         self.asked.append("block")
-        number = {Tag.LATEST: self.head, Tag.FINALIZED: self.finalized}.get(at, at)
+        return self._at({Tag.LATEST: self.head, Tag.FINALIZED: self.finalized}.get(at, at))
+
+    def _at(self, number: int) -> Block | None:
         if number > self.head or number in self.missing:
             return None
         parent = self.hash_of(number - 1) if number else digest()
@@ -107,12 +113,14 @@ class Chain(EvmClient):
             raise self.refusal
         return {"number": hex(self.head + 1), "hash": None, "transactions": self.pool}
 
-    async def logs(self, wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
+    async def logs(self, wanted: LogFilter, first: int, last: int) -> LogRange:
         self.asked.append("logs")
         assert wanted == LogFilter(TOKEN, (usdc.TRANSFER_TOPIC,))
-        numbers = range(first, min(last, self.head - self.blind) + 1)
+        numbers = range(first, min(last, self.head - self.blind - self.behind) + 1)
         found = [log for number in numbers for log in self._logs_in(number)]
-        return tuple(log for log in found if log.address == TOKEN)
+        logs = tuple(log for log in found if log.address == TOKEN)
+        block = self._at(last) if last <= self.head - self.behind else None
+        return LogRange.shown(first, last, logs, block if self.takes_batches else None)
 
     async def receipt(self, txid: str) -> Receipt | None:
         self.asked.append("receipt")
@@ -145,6 +153,9 @@ class CheckedConnection(EvmConnection):
         assert block is not None
         self.problem = None
         return block
+
+    async def head(self) -> Block:
+        return await self.check()
 
 
 class Reader:

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.monero_chain import MoneroReader
 from rpcsvc.audit.records import MONERO, Books, ChainMoved, EvmFacts, PaymentEntry, Watched
 from rpcsvc.domain import usdc
-from rpcsvc.settlement.onchain.evm.node_types import EvmCall, Log, LogFilter, Tag
+from rpcsvc.settlement.onchain.daemon_rpc import BatchRefused, Call
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Log, LogFilter, Tag
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo
 from tests.chain_options import monero_options
 from tests.unit.evm_chain import HOT, NETWORK, OURS, TOKEN, Chain, pays
@@ -46,11 +48,17 @@ class AuditedChain(Chain):
             self.compared.add("0x" + call.data[-20:].hex())
         return usdc.uint_word(7)
 
+    async def with_block(self, number: int, call: Call) -> tuple[Block | None, Any]:
+        if not self.takes_batches:
+            raise BatchRefused("node", "any", "no batches")
+        block = self._at(number) if number <= self.head - self.behind else None
+        return block, await self._read(*call)
+
     async def _read(self, method: str, params: Any) -> Any:
         assert method == "eth_getLogs"
         first, last = (int(params[0][name], 16) for name in ("fromBlock", "toBlock"))
         wanted = LogFilter(TOKEN, (usdc.TRANSFER_TOPIC,))
-        return [_as_json(item) for item in await self.logs(wanted, first, last)]
+        return [_as_json(item) for item in (await self.logs(wanted, first, last)).logs]
 
 
 def _as_json(item: Log) -> dict[str, Any]:
@@ -97,6 +105,32 @@ async def test_events_that_a_lagging_node_leaves_out_are_read_again(audited: Aud
     audited.chain.mine(count=2)
     assert [move.units for move in (await audited.facts()).moves] == [5]
     assert OURS[0].address.lower() in audited.chain.compared
+
+
+async def test_node_that_lacks_the_last_block_is_not_audited(audited: Audited) -> None:
+    audited.chain.mine(("a", pays(5)), count=20)
+    audited.chain.behind = 10
+    with pytest.raises(ChainMoved, match="lacks block 70: it lags"):
+        await audited.facts()
+    audited.chain.behind = 0
+    assert [move.units for move in (await audited.facts()).moves] == [5]
+
+
+async def test_node_behind_what_the_service_has_read_is_not_audited(audited: Audited) -> None:
+    audited.chain.mine(count=20)
+    audited.books = replace(audited.books, watched={NETWORK.name: Watched(51, 70, "0x70")})
+    assert (await audited.facts()).top == 70
+    audited.chain.lag = 4
+    with pytest.raises(ChainMoved, match="lacks the newest 4 blocks"):
+        await audited.facts()
+    audited.chain.lag = 3
+    assert (await audited.facts()).top == 67
+
+
+async def test_node_without_batches_is_audited(audited: Audited) -> None:
+    audited.chain.takes_batches = False
+    audited.chain.mine(("a", pays(5)))
+    assert [move.units for move in (await audited.facts()).moves] == [5]
 
 
 async def test_what_is_read_again_is_compared_once(audited: Audited) -> None:

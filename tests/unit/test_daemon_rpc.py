@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -11,14 +15,18 @@ from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
+    BatchRefused,
+    CallLimit,
     DaemonEndpoint,
     DaemonRpc,
     HasTime,
     HttpFailure,
     NodeError,
     NotSent,
+    Resting,
     RpcOutcomeUnknown,
     TooLarge,
+    TooManyCalls,
 )
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
@@ -117,9 +125,9 @@ async def test_a_busy_node_is_asked_again_and_then_reported() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         seen.append((await request.json())["id"])
-        return web.Response(status=429)
+        return web.Response(status=503)
 
-    with pytest.raises(HttpFailure, match="429"):
+    with pytest.raises(HttpFailure, match="503"):
         await ask(handler)
     assert len(seen) == 3
 
@@ -157,3 +165,238 @@ async def test_nothing_is_published_after_the_lease(publish: Publish) -> None:
         await publish(at, lambda: False)
     with pytest.raises(NotSent, match="closed"):
         await publish(at, lambda: True)
+
+
+# --- batches -----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def served(handler: Handler) -> AsyncIterator[DaemonRpc]:
+    app = web.Application()
+    app.router.add_post("/", handler)
+    async with (
+        TestServer(app) as server,
+        DaemonRpc(DaemonEndpoint("node", str(server.make_url(""))), pause=no_pause) as rpc,
+    ):
+        yield rpc
+
+
+def echoing(change: Callable[[list[dict[str, object]]], object]) -> Handler:
+    """Answers a batch by the method of each call, as changed."""
+
+    async def handler(request: web.Request) -> web.Response:
+        calls = await request.json()
+        answers = [{"id": call["id"], "result": call["method"]} for call in calls]
+        return web.json_response(change(answers))
+
+    return handler
+
+
+async def test_answers_of_a_batch_may_come_in_any_order() -> None:
+    async with served(echoing(lambda answers: answers[::-1])) as rpc:
+        assert await rpc.read_all([("a", []), ("b", []), ("c", [])]) == ["a", "b", "c"]
+
+
+async def test_refused_call_of_a_batch_has_its_error() -> None:
+    error = {"code": -32000, "message": "no"}
+
+    def refuse_second(answers: list[dict[str, object]]) -> object:
+        return [answers[0], {"id": answers[1]["id"], "error": error}]
+
+    async with served(echoing(refuse_second)) as rpc:
+        first, second = await rpc.read_all([("a", []), ("b", [])])
+    assert first == "a"
+    assert isinstance(second, NodeError)
+    assert second.text == "no"
+
+
+@pytest.mark.parametrize("kept", [[], [0], [0, 0]])
+async def test_batch_with_an_answer_missing_is_no_answer(kept: list[int]) -> None:
+    async with served(echoing(lambda answers: [answers[n] for n in kept])) as rpc:
+        with pytest.raises(BadAnswer):
+            await rpc.read_all([("a", []), ("b", [])])
+
+
+async def test_reads_that_begin_together_are_one_batch() -> None:
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(calls := await request.json())
+        error = {"code": -32000, "message": "no"}
+        answers = [{"id": call["id"], "result": call["method"]} for call in calls]
+        answers[1] = {"id": calls[1]["id"], "error": error}
+        return web.json_response(answers)
+
+    async with served(handler) as rpc:
+        with rpc.together():
+            names = ("a", "b", "c")
+            found: list[Any] = await asyncio.gather(
+                *(rpc.read(name) for name in names), return_exceptions=True
+            )
+    assert [found[0], found[2]] == ["a", "c"]
+    assert isinstance(found[1], NodeError)
+    assert [[call["method"] for call in calls] for calls in seen] == [["a", "b", "c"]]
+
+
+async def test_reads_together_fail_together() -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=500)
+
+    async with served(handler) as rpc:
+        with rpc.together():
+            found = await asyncio.gather(rpc.read("a"), rpc.read("b"), return_exceptions=True)
+    assert [type(item) for item in found] == [HttpFailure, HttpFailure]
+
+
+async def test_reads_together_are_asked_alone_where_no_batch_is_taken() -> None:
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(call := await request.json())
+        if isinstance(call, list):
+            return web.json_response(_NO_BATCHES)
+        return web.json_response({"id": call["id"], "result": call["method"]})
+
+    async with served(handler) as rpc:
+        for _ in range(2):
+            with rpc.together():
+                found = await asyncio.gather(rpc.read("a"), rpc.read("b"))
+            assert list(found) == ["a", "b"]
+    assert len(seen) == 1 + 2 + 2
+
+
+async def test_cancelled_leader_of_a_batch_keeps_no_reader_waiting() -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        asked.set()
+        await answer.wait()
+        return web.Response(status=500)
+
+    async with served(handler) as rpc:
+        with rpc.together():
+            reads = [asyncio.create_task(rpc.read(name)) for name in "ab"]
+        await asked.wait()
+        reads[0].cancel()
+        with pytest.raises(RpcOutcomeUnknown, match="cancelled"):
+            await asyncio.wait_for(reads[1], 5)
+        answer.set()
+
+
+_NO_BATCHES: dict[str, object] = {
+    "id": None,
+    "error": {"code": -32600, "message": "no batches here"},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (json.dumps(_NO_BATCHES), 200), (json.dumps([_NO_BATCHES]), 200),
+        (json.dumps(_NO_BATCHES), 400), ("method not allowed", 405), ("too large", 413),
+    ],
+)  # fmt: skip
+async def test_node_that_refuses_batches_is_sent_no_more(text: str, status: int) -> None:
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        return web.Response(text=text, status=status)
+
+    async with served(handler) as rpc:
+        for _ in range(2):
+            with pytest.raises(BatchRefused):
+                await rpc.read_all([("a", []), ("b", [])])
+    assert len(seen) == 1
+
+
+async def test_busy_node_has_not_refused_batches() -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    async with served(handler) as rpc:
+        with pytest.raises(HttpFailure):
+            await rpc.read_all([("a", []), ("b", [])])
+
+
+# --- a node that asks for fewer calls ----------------------------------------------------------
+
+
+def limiting(seen: list[object], error: dict[str, object] | None, **headers: str) -> Handler:
+    """Refuses each call: by HTTP status 429, or by an error of JSON-RPC."""
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(call := await request.json())
+        if error is None:
+            return web.Response(status=429, headers=headers)
+        return web.json_response({"id": call["id"], "error": error})
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None, {"code": 429, "message": "slow down"},
+        {"code": -32005, "message": "daily request count exceeded, request rate limited"},
+        {"code": -32007, "message": "50/second request limit reached"},
+    ],
+)  # fmt: skip
+async def test_node_that_asks_for_fewer_calls_rests(error: dict[str, object] | None) -> None:
+    seen: list[object] = []
+    async with served(limiting(seen, error)) as rpc:
+        with pytest.raises(TooManyCalls):
+            await rpc.read("any")
+        for call in (rpc.read("any"), rpc.act("any"), rpc.read_all([("any", [])])):
+            with pytest.raises(Resting):
+                await call
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"code": 3, "message": "execution reverted: too many requests"},
+        {"code": -32005, "message": "query returned more than 10000 results"},
+        {"code": -32600, "message": "batch of 2: request limit is 1"},
+    ],
+)
+async def test_other_errors_begin_no_rest(error: dict[str, object]) -> None:
+    seen: list[object] = []
+    async with served(limiting(seen, error)) as rpc:
+        for _ in range(2):
+            with pytest.raises(NodeError):
+                await rpc.read("any")
+    assert len(seen) == 2
+
+
+def test_rests_double_and_an_answer_shortens_them() -> None:
+    now = 0
+    limit = CallLimit(lambda: now)
+
+    def rest() -> int:
+        nonlocal now
+        begun = now
+        limit.refused()
+        limit.refused()  # as by a call that was on its way
+        while limit.is_resting():
+            now += 500
+        return now - begun
+
+    assert [rest() for _ in range(8)] == [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
+    limit.answered()
+    assert rest() == 1000
+
+
+@pytest.mark.parametrize(
+    ("asked", "rest"),
+    [("7", 7_000), ("0", 1_000), ("86400", 300_000), ("soon", 1_000), ("-5", 1_000), ("²", 1_000)],
+)
+def test_retry_after_is_kept_within_bounds(asked: str, rest: int) -> None:
+    now = 0
+    limit = CallLimit(lambda: now)
+    limit.refused(asked)
+    now = rest - 1
+    assert limit.is_resting()
+    now = rest
+    assert not limit.is_resting()

@@ -16,6 +16,7 @@ from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNetworkAdapter,
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
 from rpcsvc.settlement.onchain.pause import PauseSwitch
@@ -50,15 +51,15 @@ async def test_upkeep_fault_names_its_own_network_only(
 ) -> None:
     kept_up, broken = list[str](), {"arbitrum"}
 
-    async def maintain(upkeep: EvmUpkeep) -> None:
+    async def maintain(upkeep: EvmUpkeep, _top: object) -> None:
         name = upkeep._network.name
         kept_up.append(name)
         if name in broken:
             raise KeyError(name)
         raise Unavailable("not now")  # skip the rest of the maintenance
 
-    async def looked(*_: object) -> None:
-        return None
+    async def looked(network: EvmNetworkAdapter) -> Block | None:
+        return await network.client.block()
 
     monkeypatch.setattr(EvmUpkeep, "maintain", maintain)
     monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.poll", looked)
@@ -70,6 +71,38 @@ async def test_upkeep_fault_names_its_own_network_only(
     broken.clear()
     await adapter.maintain()
     assert "the upkeep of" not in (Health.of(await adapter.conditions()).detail or "")
+
+
+async def test_network_is_looked_at_rarely_while_nothing_is_under_way(
+    adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = adapter.networks["arbitrum"]
+    clock, awaiting, rounds = network._clock, False, list[int]()
+    assert isinstance(clock, ManualClock)
+    began = clock.now
+
+    async def is_awaiting(*_: object) -> bool:
+        return awaiting
+
+    async def note(*_: object) -> None:
+        rounds.append((clock.now - began) // 1000)
+
+    monkeypatch.setattr(EvmDepositLedger, "is_awaiting", is_awaiting)
+    monkeypatch.setattr(EvmNetworkAdapter, "poll", note)
+    monkeypatch.setattr(network.deposits, "observe", note)
+    for looked, work in ((network.maintain, "upkeep"), (network.observe, "scan")):
+        rounds.clear()
+        clock.now = began
+        for second in range(13):
+            network.connection.problem, network.deposits.is_quiet = None, True
+            awaiting = second == 7
+            await looked()
+            clock.now += 1000
+        assert rounds == [0, 5, 7, 12], work
+    rounds.clear()
+    network.connection.problem = "the node of arbitrum is down"
+    await network.maintain()
+    assert len(rounds) == 1, "a node that failed is tried each time"
 
 
 def test_network_is_down_while_its_own_node_is(

@@ -21,7 +21,15 @@ from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
 from rpcsvc.settlement.onchain.evm.gas import CallCost
 from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Log, LogFilter, Receipt, Tag
+from rpcsvc.settlement.onchain.evm.node_types import (
+    Block,
+    EvmCall,
+    Log,
+    LogFilter,
+    LogRange,
+    Receipt,
+    Tag,
+)
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, EvmPurpose, GasUse
 from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationState
@@ -73,11 +81,12 @@ class Node(EvmClient):
         assert call.data == usdc.authorization_state(PAYER, NONCE)
         return usdc.uint_word(int(self.used is not None and self.used[2] <= at))
 
-    async def logs(self, wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
+    async def logs(self, wanted: LogFilter, first: int, last: int) -> LogRange:
         assert wanted == LogFilter(TOKEN, (None, usdc.address_word(PAYER), NONCE))
         if self.used is None or self.hides or not first <= self.used[2] <= last:
-            return ()
-        return (self._log(self.used[0], (usdc.address_word(PAYER), NONCE), b""),)
+            return LogRange(first, last, (), None)
+        event = self._log(self.used[0], (usdc.address_word(PAYER), NONCE), b"")
+        return LogRange(first, last, (event,), None)
 
     async def receipt(self, txid: str) -> Receipt | None:
         assert txid == TXID
@@ -203,9 +212,9 @@ async def test_one_answer_without_the_event_refuses_no_paid_nonce(
     """Refused, its payer would sign another authorization and pay twice."""
     rig.node.wallet, rig.node.used, real = usdc.VALID_SIGNATURE, (USED, TO, TOP), rig.node.logs
 
-    async def late(*_: Any) -> tuple[Log, ...]:
+    async def late(_: LogFilter, first: int, last: int) -> LogRange:
         monkeypatch.setattr(rig.node, "logs", real)
-        return ()
+        return LogRange(first, last, (), None)
 
     monkeypatch.setattr(rig.node, "logs", late)
     await rig.authorizations.require_usable(rig.record)

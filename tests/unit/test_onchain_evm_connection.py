@@ -10,7 +10,7 @@ import pytest
 
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NotSent
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NotSent, Resting, TooManyCalls
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Tag
 from tests.chain_options import evm_network
@@ -94,6 +94,24 @@ async def test_a_check_after_the_failure_makes_it_right_again() -> None:
     connection = EvmConnection(Node(), evm_network("arbitrum", 42161, TOKEN))
     await connection.check()
     fail(connection)
+    assert await connection.check() == HEAD
+    assert connection.problem is None
+
+
+async def test_node_that_asks_for_fewer_calls_is_checked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = EvmConnection(Node(), evm_network("arbitrum", 42161, TOKEN))
+    await connection.check()
+    for failure in (TooManyCalls("node", "any", "HTTP status 429"), Resting("node", "any", "")):
+        with pytest.raises(Unavailable), connection.watched():
+            raise failure
+        assert "the node of arbitrum asks for fewer calls" in str(connection.problem)
+
+    async def asked_again() -> int:
+        raise AssertionError("the chain was checked before")
+
+    monkeypatch.setattr(connection.client, "chain_id", asked_again)
     assert await connection.check() == HEAD
     assert connection.problem is None
 

@@ -11,7 +11,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
-from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, Tag
+from rpcsvc.settlement.onchain.evm.node_types import Block, LogFilter, LogRange, Tag
+from rpcsvc.settlement.onchain.evm.records import BlockPoint
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.unit.evm_chain import (
@@ -216,7 +217,7 @@ async def test_blocks_replaced_while_they_are_read_are_read_again(
     reader.chain.mine(count=60)
     real, asked = reader.chain.logs, 0
 
-    async def replacing(wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
+    async def replacing(wanted: LogFilter, first: int, last: int) -> LogRange:
         nonlocal asked
         asked += 1
         found = await real(wanted, first, last)
@@ -394,6 +395,60 @@ async def test_events_missed_by_a_late_node_are_found_next_pass(
     reader.chain.blind = 0
     reader.chain.mine()
     assert await reader.poll() == {key("a"): SEEN}
+
+
+async def test_no_deposit_is_passed_over_while_the_listing_node_lags(reader: Reader) -> None:
+    """More blocks than each pass reads again: another node behind the same name has them all."""
+    await reader.poll()
+    reader.chain.behind = 20
+    reader.chain.mine(("a", pays(5)))
+    for _ in range(10):
+        reader.chain.mine()
+        assert await reader.poll() == {}
+        assert reader.scanner.complete_until is None
+    reader.chain.behind = 0
+    assert await reader.poll() == {key("a"): CONFIRMED}
+    assert reader.scanner.complete_until is not None
+
+
+async def test_blocks_that_the_listing_node_has_count_as_read(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evm_deposits, "WIDEST_LOG_RANGE", 5)
+    reader.restart()
+    await reader.poll()
+    reader.chain.mine(count=30)
+    reader.chain.behind = 20
+    await reader.poll()
+    assert reader.scanner.scanned_height == 57, "the last block of a range that the node has"
+
+
+async def test_node_on_another_branch_proves_no_range(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await reader.poll()
+    reader.chain.mine(("a", pays(5)), count=9)
+    real = reader.chain.logs
+
+    async def of_a_branch(wanted: LogFilter, first: int, last: int) -> LogRange:
+        return LogRange(first, last, (), BlockPoint(last, "0xbranch"))
+
+    monkeypatch.setattr(reader.chain, "logs", of_a_branch)
+    assert await reader.poll() == {}
+    monkeypatch.setattr(reader.chain, "logs", real)
+    assert await reader.poll() == {key("a"): SEEN}
+
+
+async def test_node_without_batches_is_believed_up_to_its_events(reader: Reader) -> None:
+    reader.chain.takes_batches = False
+    await reader.poll()
+    reader.chain.mine(count=9)
+    assert await reader.poll() == {}
+    assert (reader.scanner.scanned_height, reader.scanner.complete_until) == (50, None)
+    number = reader.chain.mine(("a", pays(5)))
+    reader.chain.mine()
+    assert await reader.poll() == {key("a"): SEEN}
+    assert reader.scanner.scanned_height == number
 
 
 async def test_chain_with_no_recorded_block_is_refused_at_once(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -67,7 +67,7 @@ class Node(EvmClient):
         self.reported.append(call.data[68 : 68 + size])
         return usdc.uint_word(self.rate * size) if self.answer is None else self.answer
 
-    async def fees(self) -> FeeData:
+    async def fees(self, top: Block | None = None) -> FeeData:
         return FeeData(GWEI, GWEI // 10)
 
     async def ether(self, address: str, at: Any = Tag.LATEST) -> int:
@@ -77,11 +77,21 @@ class Node(EvmClient):
         return 40_000
 
 
+NUMBERS = count(7)
+MOMENT = FeeData(GWEI, GWEI // 10)
+
+
+def head() -> Block:
+    """The next block."""
+    number = next(NUMBERS)
+    return Block(number, f"0x{number}", f"0x{number - 1}", 1_800_000_000, GWEI)
+
+
 class CheckedConnection(EvmConnection):
     """A connection whose node passes every check."""
 
     async def check(self) -> Block:
-        return Block(7, "0x07", "0x06", 1_800_000_000, GWEI)
+        return head()
 
 
 def connection_to(node: Node, network: EvmNetwork = NETWORK) -> CheckedConnection:
@@ -192,8 +202,8 @@ async def test_a_node_that_does_not_answer_is_a_connection_problem() -> None:
 async def test_a_payout_costs_its_gas_and_its_l1_part() -> None:
     node, plain = Node(), replace(NETWORK, l1_fee_oracle=None)
     gas, without = EvmGas(connection_to(node), HOT), EvmGas(connection_to(node, plain), HOT)
-    await gas.poll()
-    await without.poll()
+    await gas.poll(head())
+    await without.poll(head())
     assert without.payout_cost() == with_margin(40_000) * (2 * GWEI + GWEI // 10)
     (reported,) = node.reported
     assert gas.payout_cost() - without.payout_cost() == with_l1_margin(10**6 * len(reported))
@@ -204,8 +214,8 @@ async def test_an_authorization_costs_more_than_a_payout() -> None:
     gas, without = EvmGas(connection_to(node), HOT), EvmGas(connection_to(node, plain), HOT)
     with pytest.raises(Unavailable):
         gas.authorization_cost()
-    await gas.poll()
-    await without.poll()
+    await gas.poll(head())
+    await without.poll(head())
     more = with_margin(40_000) + with_margin(30_000)
     assert without.authorization_cost() == more * (2 * GWEI + GWEI // 10)
     l1_fee = gas.payout_cost() - without.payout_cost()
@@ -215,13 +225,13 @@ async def test_an_authorization_costs_more_than_a_payout() -> None:
 async def test_the_cost_follows_the_oracle() -> None:
     node = Node(rate=10**6)
     gas = EvmGas(connection_to(node), HOT)
-    await gas.poll()
+    await gas.poll(head())
     node.rate = 0
-    await gas.poll()
+    await gas.poll(head())
     without = gas.payout_cost()
     for rate in (10**6, 10**7):
         node.rate = rate
-        await gas.poll()
+        await gas.poll(head())
         assert gas.payout_cost() - without == with_l1_margin(rate * len(node.reported[-1]))
 
 
@@ -229,18 +239,18 @@ async def test_the_cost_follows_the_oracle() -> None:
 async def test_cost_is_unknown_without_the_oracle(problem: RpcFailure) -> None:
     node = Node()
     gas = EvmGas(connection_to(node), HOT)
-    await gas.poll()
+    await gas.poll(head())
     assert gas.problem is None
     node.problem = problem
     try:
-        await gas.poll()
+        await gas.poll(head())
     except RpcFailure:
         assert problem is SILENCE
     with pytest.raises(Unavailable, match="fees on optimism are not known"):
         gas.payout_cost()
     assert gas.problem is not None
     node.problem = None
-    await gas.poll()
+    await gas.poll(head())
     assert gas.problem is None
     assert gas.payout_cost() > 0
 
@@ -249,9 +259,19 @@ async def test_balances_are_known_though_the_oracle_fails() -> None:
     node = Node()
     node.problem = REVERTED
     gas = EvmGas(connection_to(node), HOT)
-    await gas.poll()
+    await gas.poll(head())
     assert gas.hot is not None
     assert (gas.hot.ether, gas.hot.usdc) == (10**18, 5)
+
+
+async def test_gas_is_looked_at_once_for_each_block() -> None:
+    node = Node()
+    gas, top = EvmGas(connection_to(node), HOT), head()
+    await gas.poll(top)
+    await gas.poll(top)
+    assert len(node.reported) == 1
+    await gas.poll(head())
+    assert len(node.reported) == 2
 
 
 async def test_the_l1_part_counts_towards_the_highest_fee() -> None:
@@ -259,10 +279,10 @@ async def test_the_l1_part_counts_towards_the_highest_fee() -> None:
     l1_part = await L1Fee(connection_to(node)).of(order())
     least = 65_000 * (GWEI + GWEI // 10)
     enough = EvmGas(connection_to(node, replace(NETWORK, highest_fee=least + l1_part)), HOT)
-    assert await enough.first_price(order()) == GasPrice(GWEI + GWEI // 10, GWEI // 10)
+    assert await enough.first_price(order(), MOMENT) == GasPrice(GWEI + GWEI // 10, GWEI // 10)
     short = EvmGas(connection_to(node, replace(NETWORK, highest_fee=least + l1_part - 1)), HOT)
     with pytest.raises(Unavailable, match="too dear"):
-        await short.first_price(order())
+        await short.first_price(order(), MOMENT)
 
 
 async def test_l1_part_counts_towards_the_highest_replacement_fee() -> None:
@@ -282,7 +302,7 @@ async def test_a_fee_beyond_all_reason_is_too_dear_and_nothing_else() -> None:
     node.answer = b"\xff" * 32
     gas = EvmGas(connection_to(node), HOT)
     with pytest.raises(Unavailable, match="too dear"):
-        await gas.first_price(order())
+        await gas.first_price(order(), MOMENT)
     assert await gas.raised_price(waiting(b"")) is None
 
 
@@ -302,16 +322,12 @@ async def test_ether_is_needed_for_gas_and_l1_of_all_that_waits() -> None:
     assert await needs(node, short, long) == gas_of_all + 3 * longest
 
 
-@pytest.mark.parametrize("ask", [EvmGas.first_price, L1Fee.of])
-async def test_nothing_is_offered_while_the_oracle_fails(ask: Callable[..., Any]) -> None:
+async def test_nothing_is_offered_while_the_oracle_fails() -> None:
     node = Node()
     node.problem = REVERTED
-    asked = (
-        EvmGas(connection_to(node), HOT)
-        if ask is EvmGas.first_price
-        else L1Fee(connection_to(node))
-    )
     with pytest.raises(Unavailable, match="gives no fee"):
-        await ask(asked, order())
+        await L1Fee(connection_to(node)).of(order())
+    with pytest.raises(Unavailable, match="gives no fee"):
+        await EvmGas(connection_to(node), HOT).first_price(order(), MOMENT)
     with pytest.raises(Unavailable, match="gives no fee"):
         await needs(node)

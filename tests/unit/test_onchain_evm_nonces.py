@@ -64,6 +64,10 @@ class Rig:
             connection, HOT, self.payments, unrecorded, self.switch, lambda: self.now_ms
         )
 
+    async def next(self) -> int:
+        """The nonce to sign with."""
+        return await self.nonces.next(await self.nonces.pending())
+
     async def measured(self) -> NonceGap | None:
         """The present gap."""
         self.now_ms += 60_000
@@ -100,7 +104,7 @@ async def test_sends_before_the_first_check_are_unrecorded_if_it_paid(
     await rig.pay(2)
     rig.node.pending = 3
     with pytest.raises(Unavailable, match="not on record"):
-        await rig.nonces.next()
+        await rig.next()
     assert rig.switch.reason() is not None
 
 
@@ -109,11 +113,11 @@ async def test_annotated_top_up_annotates_no_outgoing_transaction(
 ) -> None:
     """The sender's nonce may equal that of a thief's transaction."""
     await rig.pay(1)
-    assert await rig.nonces.next() == 1
+    assert await rig.next() == 1
     await rig.explain("0xtopup", sender="0xOperator", nonce=1)
     rig.node.pending = 2
     with pytest.raises(Unavailable, match="not on record"):
-        await rig.nonces.next()
+        await rig.next()
 
 
 async def test_annotation_of_a_transaction_the_node_forgot_is_void(
@@ -123,16 +127,16 @@ async def test_annotation_of_a_transaction_the_node_forgot_is_void(
     await rig.explain_unknown("0xpruned")
     await rig.explain("0xmine", sender=HOT.upper(), nonce=1)
     rig.node.pending = 2
-    assert await rig.nonces.next() == 2
+    assert await rig.next() == 2
     rig.node.pending = 3
     with pytest.raises(Unavailable, match="not on record"):
-        await rig.nonces.next()
+        await rig.next()
 
 
 async def test_nonce_gap_counts_what_others_sent_until_annotated(rig: Rig) -> None:
     await rig.pay(2)
     assert await rig.measured() == NonceGap(0, 0, 0)
-    await rig.nonces.next()
+    await rig.next()
     rig.node.pending = 4
     assert await rig.measured() == NonceGap(2, 2, 0)
     assert rig.switch.reason() is None, "measuring decides on nothing"
@@ -145,7 +149,7 @@ async def test_nonce_gap_counts_what_payouts_are_paused_for(rig: Rig) -> None:
     await rig.pay(2)
     rig.node.pending = 3
     with pytest.raises(Unavailable):
-        await rig.nonces.next()
+        await rig.next()
     assert await rig.measured() == NonceGap(1, 1, 0)
     rig.switch.resume()
     await rig.nonces.reconcile()

@@ -206,9 +206,20 @@ async def test_attempts_go_up_and_stay(ledger: EvmPaymentLedger) -> None:
     assert found.most_fee == 65_000 * 7 * GWEI
     with pytest.raises(StoreConflict):
         await ledger.add_attempt(first, attempt("second-again", 9))
-    await ledger.put_payment(replace(published(found), state=EvmPaymentState.SETTLED))
+    await ledger.put_payment(replace(published(found), state=EvmPaymentState.FAILED))
     with pytest.raises(StoreConflict):
         await ledger.add_attempt(found, attempt("after-the-end", 9))
+
+
+async def test_settled_payment_may_be_raised_again(ledger: EvmPaymentLedger) -> None:
+    """A reorganisation took it, and the nonces after it wait for its own."""
+    first = payment("tr_1", 0)
+    await ledger.add_payment(first)
+    await ledger.put_payment(replace(published(first), state=EvmPaymentState.SETTLED))
+    await ledger.add_attempt(first, attempt("after-a-reorganisation", 9))
+    found = await ledger.payment("tr_1")
+    assert found is not None
+    assert (len(found.attempts), found.state) == (2, EvmPaymentState.SETTLED)
 
 
 @pytest.mark.parametrize("over", [EvmPaymentState.FAILED, EvmPaymentState.SETTLED])

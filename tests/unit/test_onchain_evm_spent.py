@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer, NodeError
+from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer, DaemonEndpoint, DaemonRpc, NodeError
 from rpcsvc.settlement.onchain.evm.node import Conditions, read_sent_in
 from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
@@ -60,6 +60,7 @@ class Node:
     """
 
     def __init__(self, txid: str, spent_in: int, top: int) -> None:
+        self.rpc = DaemonRpc(DaemonEndpoint("node", "http://127.0.0.1:1"))
         self.made, self.spent_in, self.top = made(txid), spent_in, top
         self.oldest = 0
         self.bodies = True
@@ -94,9 +95,9 @@ class ConnectionStub:
     """A connection whose node passes every check."""
 
     def __init__(self, client: Node) -> None:
-        self.client, self.network = client, NETWORK
+        self.client, self.network, self.problem = client, NETWORK, None
 
-    async def check(self) -> Block:
+    async def head(self) -> Block:
         return block(self.client.top)
 
     async def has(self, point: BlockPoint) -> bool:

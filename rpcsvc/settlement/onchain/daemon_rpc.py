@@ -5,14 +5,18 @@ Failures are classified by whether the node may have acted, which decides over m
     RpcFailure
     +-- NotSent            the node can't have acted: it was never reached
     |   +-- AccessRefused      it turned the request away unread (HTTP 401 or 403)
+    |   +-- Resting            it has asked for fewer calls
     +-- RpcOutcomeUnknown  it may have acted, or may yet: no good answer came
     |   +-- TimedOut           no whole answer in time
     |   +-- BadAnswer          what came back is not an answer to the call
     |   |   +-- TooLarge           it has more bytes than allowed
     |   +-- HttpFailure        an HTTP error status without a JSON-RPC error in it
+    |   +-- TooManyCalls       it asks for fewer calls (HTTP 429, or an error that says so)
     +-- NodeError          its own error answer; even this is no proof that it did nothing
+    +-- BatchRefused       it takes no batch of calls: only reads are sent as one
 
 A cancelled call is an unknown outcome too. Only reads are repeated, never what may move money.
+A node that asks for fewer calls gets none for a while (``CallLimit``), from any caller.
 A node whose chain has stopped may still call itself in sync: ``StallDetector`` finds it.
 """
 
@@ -20,12 +24,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from decimal import Decimal
 from itertools import count
 from typing import Annotated, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
+import structlog
 from aiohttp import ClientResponse, ClientSession, DigestAuthMiddleware, TCPConnector
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -40,13 +48,32 @@ from rpcsvc.http_client import (
 )
 from rpcsvc.redacted import Redacted
 
+log = structlog.get_logger(__name__)
+
 JsonObject = dict[str, Any]
+# A method and its parameters.
+Call = tuple[str, Any]
 Pause = Callable[[float], Awaitable[None]]
 HasTime = Callable[[], bool]
 
 _PAUSES: Final = (0.05, 0.25)
 _REFUSED_UNREAD: Final = (401, 403)
-_WORTH_REPEATING: Final = (429, 502, 503, 504)
+_WORTH_REPEATING: Final = (502, 503, 504)
+_TOO_MANY_CALLS: Final = 429
+# JSON-RPC has no code for it; these words are those of providers.
+_LIMIT_WORDS: Final = re.compile(
+    r"rate.?limit|too many requests?|requests? (count|rate|limit|per)|compute units|capacity", re.I
+)
+_FIRST_REST_MS: Final = 1_000
+_LONGEST_REST_MS: Final = 60_000
+# A node may ask for a longer rest, up to this.
+_LONGEST_RETRY_AFTER_MS: Final = 5 * 60_000
+# Answers of nodes and proxies that know no batches, if they hold no error of JSON-RPC.
+_BATCH_UNKNOWN: Final = (400, 404, 405, 413, 415, 422, 501)
+# A node that refused a batch is sent none for so long: it may be another one by then.
+_NO_BATCH_MS: Final = 10 * 60_000
+# Steps of the event loop in which the reads of a batch begin: a nested gather takes one more.
+_STEPS: Final = 3
 _LONGEST_QUOTE: Final = 300
 _CONNECTIONS: Final = 16
 
@@ -70,6 +97,10 @@ class NotSent(RpcFailure):
 
 class AccessRefused(NotSent):
     """The node turned the request away unread: user name, password or token are wrong."""
+
+
+class Resting(NotSent):
+    """The node has asked for fewer calls: none is sent to it for a while."""
 
 
 class RpcOutcomeUnknown(RpcFailure):
@@ -96,6 +127,10 @@ class HttpFailure(RpcOutcomeUnknown):
         self.status = status
 
 
+class TooManyCalls(RpcOutcomeUnknown):
+    """The node asks for fewer calls."""
+
+
 class NodeError(RpcFailure):
     """The node answered with an error. ``code`` and ``text`` are its own; ``data`` any JSON."""
 
@@ -104,6 +139,10 @@ class NodeError(RpcFailure):
         self.code = code
         self.text = text
         self.data = data
+
+
+class BatchRefused(RpcFailure):
+    """The node takes no batch of calls: ask it one by one."""
 
 
 class ChainUnusable(Exception):
@@ -144,6 +183,74 @@ class DaemonEndpoint(Redacted, frozen=True):
             )
 
 
+class CallLimit:
+    """The rest that a node has asked for, which all callers of its client keep.
+
+    Each refusal doubles it, from 1 s to a minute; an answer ends that. ``Retry-After`` lengthens
+    it, to five minutes at most. ``steady`` is a monotonic clock in ms.
+    """
+
+    def __init__(self, steady: Callable[[], int] = steady_ms) -> None:
+        self._steady = steady
+        self._next_ms = _FIRST_REST_MS
+        self._until: int | None = None
+
+    def is_resting(self) -> bool:
+        """Whether no call may be sent now."""
+        return self._until is not None and self._steady() < self._until
+
+    def refused(self, retry_after: str | None = None) -> None:
+        """Begin a rest, ``retry_after`` seconds at least. Calls refused together count once."""
+        if self.is_resting():
+            return
+        asked = retry_after or ""
+        given = int(asked) * 1000 if asked.isascii() and asked.isdigit() else 0
+        rest = max(self._next_ms, min(given, _LONGEST_RETRY_AFTER_MS))
+        self._next_ms = min(2 * self._next_ms, _LONGEST_REST_MS)
+        self._until = self._steady() + rest
+
+    def answered(self) -> None:
+        """Note an answer: the next rest is short again."""
+        self._next_ms = _FIRST_REST_MS
+
+
+class _Batch:
+    """Collects reads of one client that begin in one step of the event loop."""
+
+    def __init__(self, rpc: DaemonRpc) -> None:
+        self.rpc = rpc
+        self._waiting: list[tuple[Call, asyncio.Future[Any]]] = []
+
+    async def read(self, method: str, params: Any) -> Any:
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append(((method, params), outcome))
+        if len(self._waiting) == 1:
+            await self._lead()
+        found = await outcome
+        if isinstance(found, RpcFailure):
+            raise found
+        return found
+
+    async def _lead(self) -> None:
+        """Let the other reads begin, also those of nested gathers, then send all of them."""
+        for _ in range(_STEPS):
+            await asyncio.sleep(0)
+        waiting, self._waiting = self._waiting, []
+        calls = [call for call, _ in waiting]
+        cut = RpcOutcomeUnknown(self.rpc.endpoint.name, calls[0][0], "its batch was cancelled")
+        found: list[Any] = [cut] * len(calls)
+        try:
+            found = await self.rpc.read_each(calls)
+        finally:
+            for (_, outcome), item in zip(waiting, found, strict=True):
+                if not outcome.done():
+                    outcome.set_result(item)
+
+
+# The reads that begin in this context are sent together.
+_BATCH: ContextVar[_Batch | None] = ContextVar("batch", default=None)
+
+
 def always() -> bool:
     """Have time, as a process has that shares its database with no other."""
     return True
@@ -173,6 +280,8 @@ class DaemonRpc:
         self._ids = count(1)
         self._lock = asyncio.Lock()
         self._session: ClientSession | None = None
+        self._batch_refused_at: int | None = None
+        self._limit = CallLimit()
 
     async def __aenter__(self) -> Self:
         self.open()
@@ -198,6 +307,9 @@ class DaemonRpc:
 
     async def read(self, method: str, params: Any = None, *, seconds: float | None = None) -> Any:
         """The result of a JSON-RPC call that changes nothing. ``seconds``: another time limit."""
+        batch = _BATCH.get()
+        if batch is not None and batch.rpc is self and seconds is None:
+            return await batch.read(method, params)
         return await self._repeating(lambda: self.act(method, params, seconds=seconds))
 
     async def act(
@@ -212,12 +324,53 @@ class DaemonRpc:
 
         One that ``publishes`` a payment is not sent (NotSent) once the lease has no time left.
         """
-        number = str(next(self._ids))
-        body = {"jsonrpc": "2.0", "id": number, "method": method}
-        if params is not None:
-            body["params"] = params
+        body = self._body(method, params)
         status, content = await self._post(self._rpc_path, method, body, seconds, publishes)
-        return self._result(method, number, self._parse(method, status, content))
+        return self._result(method, body["id"], self._parse(method, status, content))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Send reads that begin together within the block as one batch.
+
+        Have them begin by asyncio.gather. A node that takes no batches is asked one by one.
+        """
+        batch = _BATCH.get()
+        if batch is not None and batch.rpc is self:
+            yield
+            return
+        token = _BATCH.set(_Batch(self))
+        try:
+            yield
+        finally:
+            _BATCH.reset(token)
+
+    async def read_each(self, calls: Sequence[Call]) -> list[Any]:
+        """Return the results of calls that change nothing, or the failure of each, in their order.
+
+        They are sent as one batch, or one by one to a node that takes none.
+        """
+        if len(calls) > 1:
+            try:
+                return await self.read_all(calls)
+            except BatchRefused:
+                pass
+            except RpcFailure as failure:
+                return [failure] * len(calls)
+        return [await self._read_or_failure(*call) for call in calls]
+
+    async def _read_or_failure(self, method: str, params: Any) -> Any:
+        try:
+            return await self._repeating(lambda: self.act(method, params))
+        except RpcFailure as failure:
+            return failure
+
+    async def read_all(self, calls: Sequence[Call]) -> list[Any]:
+        """Return the results of calls that change nothing, sent as one batch, in their order.
+
+        A call that the node refused has its NodeError as the result. Raises BatchRefused when the
+        node takes no batches. Source: JSON-RPC 2.0, section 6.
+        """
+        return await self._repeating(lambda: self._batch(calls))
 
     async def read_path(
         self, path: str, body: JsonObject, *, seconds: float | None = None
@@ -241,6 +394,24 @@ class DaemonRpc:
 
     # --- one exchange --------------------------------------------------------------------------
 
+    def _body(self, method: str, params: Any) -> JsonObject:
+        body = {"jsonrpc": "2.0", "id": str(next(self._ids)), "method": method}
+        return body if params is None else body | {"params": params}
+
+    async def _batch(self, calls: Sequence[Call]) -> list[Any]:
+        name = " and ".join(dict.fromkeys(method for method, _ in calls))
+        refused_at = self._batch_refused_at
+        if refused_at is not None and steady_ms() - refused_at < _NO_BATCH_MS:
+            raise BatchRefused(self.endpoint.name, name, "it has refused a batch of calls before")
+        bodies = [self._body(method, params) for method, params in calls]
+        status, content = await self._post(self._rpc_path, name, bodies, None)
+        try:
+            return self._results(name, bodies, status, content)
+        except BatchRefused as refused:
+            log.warning("batch_refused", node=self.endpoint.name, reason=str(refused))
+            self._batch_refused_at = steady_ms()
+            raise
+
     async def _repeating(self, call: Callable[[], Awaitable[T]]) -> T:
         for seconds in _PAUSES:
             try:
@@ -252,7 +423,12 @@ class DaemonRpc:
         return await call()
 
     async def _post(
-        self, path: str, method: str, body: JsonObject, seconds: float | None, publishes: bool
+        self,
+        path: str,
+        method: str,
+        body: JsonObject | list[JsonObject],
+        seconds: float | None,
+        publishes: bool = False,
     ) -> tuple[int, bytes]:
         limit = self.endpoint.total_seconds if seconds is None else seconds
         if not self.endpoint.serial:
@@ -272,13 +448,20 @@ class DaemonRpc:
             raise NotSent(self.endpoint.name, method, problem) from None
 
     async def _send(
-        self, path: str, method: str, body: JsonObject, limit: float, publishes: bool
+        self,
+        path: str,
+        method: str,
+        body: JsonObject | list[JsonObject],
+        limit: float,
+        publishes: bool,
     ) -> tuple[int, bytes]:
         at = self.endpoint
         if publishes and not self._has_time():
             raise NotSent(at.name, method, "the lease of this replica has no time left")
         if self._session is None:
             raise NotSent(at.name, method, "the client is closed")
+        if self._limit.is_resting():
+            raise Resting(at.name, method, "it has asked for fewer calls")
 
         def refuse_unread(response: ClientResponse) -> None:
             if response.status in _REFUSED_UNREAD:
@@ -306,11 +489,20 @@ class DaemonRpc:
             raise RpcOutcomeUnknown(
                 at.name, method, f"connection lost: {_words(error.cause)}"
             ) from error
+        if reply.status == _TOO_MANY_CALLS:
+            self._limit.refused(reply.headers.get("Retry-After"))
+            raise TooManyCalls(at.name, method, f"HTTP status {reply.status}")
         return reply.status, reply.body
 
     # --- reading the answer --------------------------------------------------------------------
 
     def _parse(self, method: str, status: int, content: bytes) -> JsonObject:
+        answer = self._json(method, status, content)
+        if not isinstance(answer, dict):
+            raise BadAnswer(self.endpoint.name, method, "the answer is not a JSON object")
+        return answer
+
+    def _json(self, method: str, status: int, content: bytes) -> Any:
         name = self.endpoint.name
         if status in _WORTH_REPEATING:
             raise HttpFailure(name, method, status)
@@ -322,18 +514,49 @@ class DaemonRpc:
             raise BadAnswer(name, method, f"the answer is not JSON: {_words(error)}") from error
         if status != 200 and not (isinstance(answer, dict) and "error" in answer):
             raise HttpFailure(name, method, status)
-        if not isinstance(answer, dict):
-            raise BadAnswer(name, method, "the answer is not a JSON object")
         return answer
+
+    def _results(
+        self, name: str, bodies: Sequence[JsonObject], status: int, content: bytes
+    ) -> list[Any]:
+        """Return the results of a batch, whose answers may come in any order."""
+        node = self.endpoint.name
+        try:
+            answers = self._json(name, status, content)
+        except HttpFailure as failure:
+            if failure.status in _BATCH_UNKNOWN:
+                raise BatchRefused(node, name, f"no batches: {failure.problem}") from failure
+            raise
+        if isinstance(answers, dict):
+            answers = [answers | {"id": None}]
+        if not isinstance(answers, list) or not all(isinstance(item, dict) for item in answers):
+            raise BadAnswer(node, name, "the answer is not a list of JSON objects")
+        if len(answers) == 1 and answers[0].get("id") is None:
+            refusal = self._outcome({"method": name, "id": None}, answers[0])
+            raise BatchRefused(node, name, f"no batches: {refusal}")
+        by_id = {item.get("id"): item for item in answers if isinstance(item.get("id"), str)}
+        return [self._outcome(body, by_id.get(body["id"], {})) for body in bodies]
+
+    def _outcome(self, body: JsonObject, answer: JsonObject) -> Any:
+        """Return the result of one call of a batch, or the node's error."""
+        try:
+            return self._result(body["method"], body["id"], answer)
+        except NodeError as error:
+            return error
 
     def _result(self, method: str, number: str, answer: JsonObject) -> Any:
         name = self.endpoint.name
         error = answer.get("error")
         # A node that could not read the request answers with id null.
         if isinstance(error, dict) and answer.get("id") in (number, None):
-            raise _node_error(name, method, error)
+            failure = _node_error(name, method, error)
+            if _is_limit(failure):
+                self._limit.refused()
+                raise TooManyCalls(name, method, failure.problem)
+            raise failure
         if answer.get("id") != number or "result" not in answer:
             raise BadAnswer(name, method, "it is not the answer to this call")
+        self._limit.answered()
         return answer["result"]
 
 
@@ -412,7 +635,7 @@ def _may_pass(failure: RpcFailure) -> bool:
     """Whether a failed read is worth repeating: after a time-out it would only add to the load."""
     if isinstance(failure, HttpFailure):
         return failure.status in _WORTH_REPEATING
-    if isinstance(failure, AccessRefused | TimedOut | TooLarge):
+    if isinstance(failure, AccessRefused | Resting | TimedOut | TooLarge | TooManyCalls):
         return False
     return isinstance(failure, NotSent | RpcOutcomeUnknown)
 
@@ -422,6 +645,17 @@ def _node_error(name: str, method: str, error: JsonObject) -> RpcFailure:
     if isinstance(code, bool) or not isinstance(code, int) or not isinstance(text, str):
         return BadAnswer(name, method, "it is an error without code or message")
     return NodeError(name, method, code, text, error.get("data"))
+
+
+def _is_limit(failure: RpcFailure) -> bool:
+    """Whether a node's error asks for fewer calls.
+
+    Not when a contract may have written its words: that of a payer could silence the node. Nor when
+    it is about the size of a batch.
+    """
+    if not isinstance(failure, NodeError) or re.search("revert|batch", failure.text, re.I):
+        return False
+    return failure.code == _TOO_MANY_CALLS or bool(_LIMIT_WORDS.search(failure.text))
 
 
 def _words(error: BaseException) -> str:

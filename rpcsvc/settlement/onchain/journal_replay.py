@@ -272,8 +272,7 @@ class JournalReplay:
 
     async def _adopt_attempt(self, entry: AttemptEntry) -> None:
         payment = await self._evm.payment(entry.payment_id)
-        live = (evm.EvmPaymentState.PREPARED, evm.EvmPaymentState.PUBLISHED)
-        if payment is None or payment.state not in live:
+        if payment is None or payment.state.is_over:
             return
         if await self._evm.has_transaction(entry.attempt.txid):
             return

@@ -1067,7 +1067,7 @@ CREATE TRIGGER evm_attempts_go_on_from_the_last BEFORE INSERT ON evm_attempts
 WHEN NEW.number > 1 AND NOT EXISTS (
     SELECT 1 FROM evm_attempts a JOIN evm_payments p ON p.payment_id = a.payment_id
     WHERE a.payment_id = NEW.payment_id AND a.number = NEW.number - 1
-        AND a.max_fee < NEW.max_fee AND a.tip < NEW.tip AND p.state IN ('prepared', 'published'))
+        AND a.max_fee < NEW.max_fee AND a.tip < NEW.tip AND p.state <> 'failed')
 BEGIN SELECT RAISE(ABORT, 'an attempt raises the fees of a payment that is under way'); END;
 
 CREATE TRIGGER evm_attempts_never_change BEFORE UPDATE ON evm_attempts

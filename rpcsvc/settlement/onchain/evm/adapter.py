@@ -40,6 +40,7 @@ from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.records import EvmNetwork
@@ -59,6 +60,9 @@ _BLOCKS_TO_FINAL: Final = 70
 # How long an order waits for the answer; a slow node keeps nobody from ordering.
 WAIT_SECONDS: Final = 0.5
 KEPT_MS: Final = 60_000
+# Between two looks at a network where nothing is under way. A new order ends that within a second,
+# and its fee is quoted with room for the base fee to double.
+IDLE_MS: Final = 5_000
 _MOST_KEPT: Final = 4_096
 
 
@@ -122,6 +126,22 @@ class Blacklist:
             self._kept.popitem(last=False)
 
 
+class LookPace:
+    """Tells when work is due: each time, or every IDLE_MS while there is none to speak of."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._done_at: int | None = None
+
+    def is_due(self, *, is_idle: bool) -> bool:
+        """Whether to do the work now; then it counts as done."""
+        now, done_at = self._clock.now_ms(), self._done_at
+        if is_idle and done_at is not None and abs(now - done_at) < IDLE_MS:
+            return False
+        self._done_at = now
+        return True
+
+
 class EvmNetworkAdapter(ServedNetwork):
     """A network: its node, deposits, payments, sweeps and signed authorizations."""
 
@@ -144,6 +164,8 @@ class EvmNetworkAdapter(ServedNetwork):
         self.connection = EvmConnection(node.client, node.network)
         self._blacklist = Blacklist(self.connection)
         self.deposits = EvmDepositScanner(self.connection, ledgers.deposits, clock)
+        self._deposit_ledger, self._clock = ledgers.deposits, clock
+        self._upkeep_pace, self._scan_pace = LookPace(clock), LookPace(clock)
         signer = keys.signer(HOT_WALLET_INDEX)
         nonces = EvmNonces(
             self.connection, signer.address, ledgers.payments, ledgers.unrecorded, switch
@@ -228,13 +250,35 @@ class EvmNetworkAdapter(ServedNetwork):
         return _BLOCKS_TO_FINAL if depth is None else depth
 
     async def observe(self) -> Observation:
-        """Return deposits that changed; none while the node is out."""
+        """Return deposits that changed; none while the node is out.
+
+        The chain is looked at rarely while no order waits for a deposit and none is under way.
+        """
+        is_idle = self.deposits.is_quiet and not await self._is_awaiting()
+        if not self._scan_pace.is_due(is_idle=is_idle):
+            return Observation()
         try:
             found = await self.deposits.observe()
         except Unavailable:
             return Observation()  # health says why; a later pass sees the deposits
         at = self.deposits.complete_until
         return Observation(found, {} if at is None else {self.network.name: at})
+
+    async def _is_awaiting(self) -> bool:
+        """Whether an order awaits a deposit here; also while the database can't tell."""
+        try:
+            return await self._deposit_ledger.is_awaiting(self.network.name, self._clock.now_ms())
+        except Unavailable:
+            return True
+
+    async def _is_idle(self) -> bool:
+        """Whether no order awaits a deposit, no payment is under way and the node is fine."""
+        if self.connection.problem is not None or await self._is_awaiting():
+            return False
+        try:
+            return not await self.payments.under_way()
+        except Unavailable:
+            return False
 
     def _in_usdc(self, wei: int) -> int:
         return max(1, mul_div_ceil(wei, self._coin_price, _WEI))
@@ -269,7 +313,7 @@ class EvmNetworkAdapter(ServedNetwork):
             return f"the hot wallet on {name} has {hot.ether} wei, and a transfer may cost {cost}"
         return None
 
-    async def keep_up(self, work: Callable[[EvmNetworkAdapter], Awaitable[None]]) -> None:
+    async def keep_up(self, work: Callable[[EvmNetworkAdapter], Awaitable[object]]) -> None:
         """Run ``work``; a fault of the service concerns this network alone, and is in health."""
         try:
             await work(self)
@@ -278,34 +322,43 @@ class EvmNetworkAdapter(ServedNetwork):
             log.exception("upkeep_failed", network=self.network.name)
             self._fault = type(error).__name__
 
-    async def poll(self) -> None:
-        """Check the node, then note fees and balances."""
+    async def poll(self) -> Block | None:
+        """Check the node, then note fees and balances; the newest block, None after a failure."""
         try:
             with self.connection.watched():
                 head = await self.connection.check()
-                await self.payments.gas.poll()
+                await self.payments.gas.poll(head)
                 await self.payments.reconcile()
                 await self.payments.nonces.measure()
                 await self.opening.poll(head)
+                return head
         except Unavailable as reason:
             log.info("evm_check_postponed", network=self.network.name, reason=reason.message)
+            return None
 
     async def look(self) -> None:
         """Check the node, and note fees and balances; another replica scans and settles."""
         self.deposits.problem = None
         try:
             with self.connection.watched():
-                await self.payments.gas.poll()
+                await self.payments.gas.poll(await self.connection.check())
         except Unavailable as reason:
             log.info("evm_check_postponed", network=self.network.name, reason=reason.message)
 
     async def maintain(self) -> None:
-        """Refresh, follow payments, sweep; a failure is in health and tried again."""
-        await self.poll()
+        """Refresh, follow payments, sweep; a failure is in health and tried again.
+
+        Rarely while nothing is under way: nobody waits for it then.
+        """
+        if not self._upkeep_pace.is_due(is_idle=await self._is_idle()):
+            return
+        head = await self.poll()
         try:
             with self.connection.watched():
-                await self.upkeep.maintain()
-                await self.sweeps.maintain()
+                if head is None:
+                    head = await self.connection.check()
+                await self.upkeep.maintain(head)
+                await self.sweeps.maintain(head)
         except Unavailable as reason:
             log.info("evm_maintenance_postponed", network=self.network.name, reason=reason.message)
 
@@ -463,7 +516,7 @@ class EvmAdapter(ChainAdapter):
         except Unavailable as reason:
             log.warning("evm_addresses_not_made", left=self._addresses.left, reason=reason.message)
 
-    async def _each(self, work: Callable[[EvmNetworkAdapter], Awaitable[None]]) -> None:
+    async def _each(self, work: Callable[[EvmNetworkAdapter], Awaitable[object]]) -> None:
         await asyncio.gather(*(adapter.keep_up(work) for adapter in self.networks.values()))
 
     @override

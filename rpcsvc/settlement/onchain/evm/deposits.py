@@ -38,7 +38,7 @@ _NOBODY: Final = "0x" + "0" * 40
 
 
 class ScanPass(Struct):
-    """State of one pass. ``reached``: the last block whose events were read.
+    """State of one pass. ``reached``: the last block up to which all events were read.
 
     ``stored`` are the deposits as the database has them. ``settled`` is False when the chain
     changed while it was looked at: the next pass begins where this one did. ``missing`` are the
@@ -47,7 +47,7 @@ class ScanPass(Struct):
 
     client: EvmClient
     fork: EvmCursor
-    reached: int
+    reached: EvmCursor
     now_ms: int
     settled: bool = True
     deposits: dict[DepositKey, EvmDeposit] = field(default_factory=dict)
@@ -70,6 +70,21 @@ class ScanPass(Struct):
     def of(self, txid: str) -> list[EvmDeposit]:
         """The deposits that a transaction made, or had made."""
         return [self.deposits[key] for key in self.keys.get(txid, ())]
+
+    def count_read(self, piece: LogRange) -> bool:
+        """Count the blocks of a range as read, as far as the node is shown to have them.
+
+        Return whether these are all of them. A node on another branch proves nothing.
+        """
+        proven = piece.proven
+        if proven is None:
+            return False
+        known = self.blocks.get(proven.number)
+        if known is not None and known.hash != proven.hash:
+            return False
+        if proven.number > self.reached.number:
+            self.reached = EvmCursor(proven.number, proven.hash)
+        return proven.number == piece.last
 
     async def block(self, number: int) -> Block | None:
         """The block of that number now; asked once a pass."""
@@ -97,6 +112,7 @@ class EvmDepositScanner:
     own is cleared by its next check, which does not know what was read before.
     ``complete_until``: when the last scan began (ms), if it has shown all deposits until then.
     ``scanned_height``: the newest block up to which all deposits are committed; None: not known.
+    ``is_quiet``: the last scan was complete, and no deposit waits for blocks or to be recorded.
     """
 
     def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger, clock: Clock) -> None:
@@ -117,13 +133,15 @@ class EvmDepositScanner:
         self.problem: str | None = "not started"
         self.complete_until: int | None = None
         self.scanned_height: int | None = None
+        self.is_quiet = False
+        self._is_unproven = False
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last. Raises errors.Unavailable.
 
         Of a long stretch of blocks it reads a part; the next pass goes on.
         """
-        self._next, self.complete_until = None, None
+        self._next, self.complete_until, self.is_quiet = None, None, False
         try:
             with self._connection.watched():
                 found = await self._observe()
@@ -175,13 +193,13 @@ class EvmDepositScanner:
 
     async def _observe(self) -> list[DepositSighting]:
         began = self._clock.now_ms()
-        head = await self._connection.check()
+        head = await self._connection.head()
         await self._pool.poll(head)
         fork = await self._forks.find(head)
         if fork is None:
             return []
         self.scanned_height = fork.number
-        scanned = ScanPass(self._client, fork, fork.number, self._clock.now_ms())
+        scanned = ScanPass(self._client, fork, fork, self._clock.now_ms())
         scanned.blocks[head.number] = head
         scanned.load(await self._ledger.deposits_to_watch(self._network.name, fork.number))
         await self._scan(scanned, head)
@@ -191,8 +209,13 @@ class EvmDepositScanner:
         await self._remember(scanned, states)
         self._missing, self._recorded_height = scanned.missing, self._height
         await self._plan_move(scanned)
-        if scanned.settled and scanned.reached == head.number and self._connection.stall() is None:
-            self.complete_until = began
+        has_all = scanned.reached.number >= head.number
+        if scanned.settled and has_all and self._connection.stall() is None:
+            self.complete_until, self._is_unproven = began, False
+            self.is_quiet = all(
+                state is not DepositState.SEEN and state is scanned.deposits[key].acknowledged
+                for key, state in states.items()
+            )
         return [
             _sighting(item, states[key])
             for key, item in sorted(scanned.deposits.items())
@@ -202,7 +225,10 @@ class EvmDepositScanner:
     # --- events --------------------------------------------------------------------------------
 
     async def _scan(self, scanned: ScanPass, head: Block) -> None:
-        """Read new blocks, as many as one pass does, and a few before them."""
+        """Read new blocks, as many as one pass does, and a few before them.
+
+        Blocks that the node is not shown to have are read again by the next pass.
+        """
         if scanned.fork.number >= head.number:
             return
         first, news = max(0, scanned.fork.number + 1 - self._forks.overlap), 0
@@ -214,10 +240,18 @@ class EvmDepositScanner:
             wanted = self._events.wanted
             async for piece in self._client.scan(wanted, first, last, span=self._span):
                 await self._read(scanned, piece)
-                scanned.reached = max(scanned.reached, piece.last)
                 self._fit_span(piece, last - first + 1)
+                if not scanned.count_read(piece):
+                    self._note_unproven(piece)
+                    return
             news += last > scanned.fork.number
             first = last + 1
+
+    def _note_unproven(self, piece: LogRange) -> None:
+        """Log that a range was listed by a node that lacks its end; once until a scan has all."""
+        if not self._is_unproven:
+            log.info("evm_range_not_proven", network=self._network.name, last=piece.last)
+        self._is_unproven = True
 
     def _fit_span(self, piece: LogRange, asked: int) -> None:
         """Ask for fewer blocks when the node refuses the number, or their events take long
@@ -306,7 +340,7 @@ class EvmDepositScanner:
                 await self._place(scanned, txid, listed=False)
 
     def _is_doubtful(self, item: EvmDeposit, scanned: ScanPass) -> bool:
-        if item.block_number is None or item.block_number > scanned.reached:
+        if item.block_number is None or item.block_number > scanned.reached.number:
             return False
         due = item.acknowledged is not DepositState.CONFIRMED and self._is_deep(item.block_number)
         return due or item.block_number > scanned.fork.number
@@ -370,12 +404,7 @@ class EvmDepositScanner:
 
     async def _plan_move(self, scanned: ScanPass) -> None:
         """The position of the cursor once all sightings of this pass are committed."""
-        to = scanned.fork
-        if scanned.reached > to.number:
-            block = await scanned.block(scanned.reached)
-            if block is None:
-                return
-            to = EvmCursor(block.number, block.hash)
+        to = scanned.reached
         if scanned.settled and await self._ledger.newest_cursor(self._network.name) != to:
             keep = to.number - self._network.tracked_blocks
             self._next = CursorMove(self._network.name, to, scanned.fork.number, keep)

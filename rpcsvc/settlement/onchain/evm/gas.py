@@ -8,6 +8,7 @@ fee".
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -192,6 +193,8 @@ class EvmGas:
         self._l1 = L1Fee(connection)
         self._gas = with_margin(USUAL_GAS)
         self._moment: FeeData | None = None
+        # The hash of the block at which all of this was noted.
+        self._noted: str | None = None
         self._l1_fee: int | None = None
         self.hot: HotBalances | None = None
         self.problem: str | None = None
@@ -205,10 +208,9 @@ class EvmGas:
         call = EvmCall(self._network.token, data, self._hot_wallet, gas=most)
         return with_margin(await self._connection.client.estimate_gas(call))
 
-    async def first_price(self, order: EvmPaymentOrder) -> GasPrice:
+    async def first_price(self, order: EvmPaymentOrder, moment: FeeData) -> GasPrice:
         """The price of a new transaction. Raises Unavailable when it would cost too much."""
         left = self._network.highest_fee - await self._l1.of(order)
-        moment = await self._connection.client.fees()
         price = first_price(moment, order.gas, left)
         if price is None:
             log.warning(
@@ -247,18 +249,28 @@ class EvmGas:
         """Whether the next block would not take the payment for its price."""
         return is_too_low(_price(payment), await self._connection.client.fees())
 
-    async def poll(self) -> None:
-        """Note the fees of the moment and the hot wallet's balances."""
-        top = await self._connection.check()
-        moment = await self._connection.client.fees()
-        ether = await self._connection.client.ether(self._hot_wallet)
-        units = await self._connection.balance(self._hot_wallet)
-        self.is_blacklisted = await self._connection.is_blacklisted(self._hot_wallet)
-        await self._look_at_l1()
+    async def poll(self, top: Block) -> None:
+        """Note fees and the hot wallet's balances at ``top``, the newest block; once for each."""
+        if self._noted == top.hash and self.problem is None:
+            return
+        self._noted = None
+        client, hot = self._connection.client, self._hot_wallet
+        with client.rpc.together():
+            moment, ether, units, is_blacklisted, _, _ = await asyncio.gather(
+                client.fees(top),
+                client.ether(hot),
+                self._connection.balance(hot),
+                self._connection.is_blacklisted(hot),
+                self._look_at_l1(),
+                self._look_at_gas(),
+            )
+        self.is_blacklisted = is_blacklisted
         self.hot = HotBalances(ether, units, top.number)
-        self._moment = moment
+        self._moment, self._noted = moment, top.hash
+
+    async def _look_at_gas(self) -> None:
+        """Note the gas of a payout: on some networks it includes the price of data elsewhere."""
         try:
-            # Each time: on some networks it includes the price of data on another network.
             self._gas = await self.estimate(usdc.transfer(_NOBODY, 1))
         except NodeError as error:
             # An empty hot wallet, or a paused token: the last estimate is near enough.

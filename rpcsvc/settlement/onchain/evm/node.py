@@ -22,6 +22,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.health import Condition, Severity
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
+    BatchRefused,
+    Call,
     ChainUnusable,
     DaemonEndpoint,
     DaemonRpc,
@@ -30,10 +32,12 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     Model,
     NodeError,
     Pause,
+    Resting,
     RpcFailure,
     StallDetector,
     Text,
     TooLarge,
+    TooManyCalls,
     always,
     named,
     read_answer,
@@ -157,11 +161,14 @@ class EvmClient:
         params = [Tag.PENDING.value, True]
         return await self.rpc.act("eth_getBlockByNumber", params, seconds=seconds)
 
-    async def logs(self, wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
+    async def logs(self, wanted: LogFilter, first: int, last: int) -> LogRange:
         """Return the logs of the blocks ``first`` to ``last``, both included; at most
         WIDEST_LOG_RANGE blocks.
 
-        ``last`` must be a block that this node has: some nodes answer with nothing beyond theirs.
+        Nodes list nothing beyond their newest block, and no error. So block ``last`` is asked for
+        in the same batch: whoever passes the batch on whole has one node answer both. A proxy that
+        divides a batch over several nodes makes this no proof. A node that takes no batches proves
+        what it has by the newest event alone.
         """
         if not 0 <= first <= last < first + WIDEST_LOG_RANGE:
             raise ValueError(f"1 to {WIDEST_LOG_RANGE} blocks at once, not {first} to {last}")
@@ -172,11 +179,31 @@ class EvmClient:
             "fromBlock": hex(first),
             "toBlock": hex(last),
         }
-        items = await self.rpc.read("eth_getLogs", [params])
+        try:
+            block, items = await self.with_block(last, ("eth_getLogs", [params]))
+        except BatchRefused:
+            block, items = None, await self.rpc.read("eth_getLogs", [params])
         if not isinstance(items, list):
             raise self._bad("eth_getLogs", "is not a list")
         kept = [item for item in items if not _is_removed(item)]
-        return self._model(tuple[Log, ...], "eth_getLogs", kept)
+        logs = self._model(tuple[Log, ...], "eth_getLogs", kept)
+        return LogRange.shown(first, last, logs, block)
+
+    async def with_block(self, number: int, call: Call) -> tuple[Block | None, Any]:
+        """Return a block and the result of a call, from one node; None: it lacks the block.
+
+        Raises BatchRefused when the node does not answer both at once.
+        """
+        method = "eth_getBlockByNumber"
+        found, result = await self.rpc.read_all([(method, [_block_ref(number), False]), call])
+        if isinstance(found, NodeError):
+            raise BatchRefused(self.rpc.endpoint.name, method, str(found))
+        if isinstance(result, NodeError):
+            raise result
+        block = None if found is None else self._model(Block, method, found)
+        if block is not None and block.number != number:
+            raise self._bad(method, f"is not block {number}")
+        return block, result
 
     async def scan(
         self, wanted: LogFilter, first: int, last: int, *, span: int = WIDEST_LOG_RANGE
@@ -187,13 +214,13 @@ class EvmClient:
         while first <= last:
             upto = min(first + span - 1, last)
             try:
-                logs = await self.logs(wanted, first, upto)
+                found = await self.logs(wanted, first, upto)
             except (NodeError, TooLarge) as error:
                 if upto == first or not _too_many_logs(error):
                     raise
                 span = (upto - first + 1) // 2
                 continue
-            yield LogRange(first, upto, logs)
+            yield found
             first = upto + 1
 
     # --- accounts and contracts ----------------------------------------------------------------
@@ -224,9 +251,12 @@ class EvmClient:
         answer = await self._trying("eth_estimateGas", [_call_params(call)])
         return self._quantity("eth_estimateGas", answer)
 
-    async def fees(self) -> FeeData:
-        """Return the fees of the moment. Raises BadAnswer on a network without EIP-1559."""
-        block = await self.block()
+    async def fees(self, top: Block | None = None) -> FeeData:
+        """Return the fees of the moment, ``top`` being the newest block, if that is known.
+
+        Raises BadAnswer on a network without EIP-1559.
+        """
+        block = await self.block() if top is None else top
         if block is None or block.base_fee is None:
             raise self._bad("eth_getBlockByNumber", "has no base fee")
         answer = await self.rpc.read("eth_maxPriorityFeePerGas", [])
@@ -377,6 +407,7 @@ class EvmConnection:
             max(_LEAST_GAP_MS, round(_LONGEST_GAP_BLOCKS * network.block_seconds * 1000))
         )
         self._domain: usdc.Domain | None = None
+        self._is_checked = False
         self._failures = 0
 
     @property
@@ -396,35 +427,52 @@ class EvmConnection:
         """Turn failures of the node into errors.Unavailable, and remember the reason."""
         try:
             yield
+        except (Resting, TooManyCalls) as failure:
+            # The node is the one that was checked: to check it again would be more calls.
+            self._note(
+                f"the node of {self.network.name} asks for fewer calls: it is asked again after a"
+                " rest"
+            )
+            raise self._unavailable() from failure
         except RpcFailure as failure:
             verb = "refuses" if isinstance(failure, NodeError) else "is down"
+            self._is_checked = False
             self._note(f"the node of {self.network.name} {verb}: {failure}")
             raise self._unavailable() from failure
         except ChainUnusable as found:
+            self._is_checked = False
             self._note(str(found))
             raise self._unavailable() from found
 
     async def check(self) -> Block:
-        """Return the newest block, of a node that was found right. Raises RpcFailure and
-        ChainUnusable.
+        """Return the newest block, of a node that was found right, and note whether USDC is paused.
 
-        Raises errors.Unavailable when a concurrent call failed: the node that answers now may not
-        be the one that was checked.
+        Raises RpcFailure and ChainUnusable; errors.Unavailable when a concurrent call failed: the
+        node that answers now may not be the one that was checked.
         """
         failures = self._failures
-        if self.problem is not None:
-            await self._check_network()
-            self._domain = await self._checked_domain()
-        block = await self.client.block()
+        await self._check_node()
+        with self.client.rpc.together():
+            block, self.paused = await asyncio.gather(
+                self.client.block(), self._ask(usdc.PAUSED, usdc.read_bool)
+            )
+        return self._accepted(block, failures)
+
+    async def head(self) -> Block:
+        """Return the newest block, as ``check`` does. Asks nothing of the token."""
+        failures = self._failures
+        await self._check_node()
+        return self._accepted(await self.client.block(), failures)
+
+    def _accepted(self, block: Block | None, failures: int) -> Block:
         if block is None:
             raise ChainUnusable(f"the node of {self.network.name} has no block")
         self._stall_detector.saw(block.number)
-        self.paused = await self._ask(usdc.PAUSED, usdc.read_bool)
         if self._failures != failures:
             raise self._unavailable()
         if self.problem is not None:
             log.info("evm_connected", network=self.network.name, block=block.number)
-        self.problem = None
+        self.problem, self._is_checked = None, True
         return block
 
     def block_age(self) -> int | None:
@@ -451,6 +499,12 @@ class EvmConnection:
     async def balance(self, account: str, at: BlockRef = Tag.LATEST) -> int:
         """The account's USDC units in a block."""
         return await self._ask(usdc.balance_of(account), usdc.read_uint, at)
+
+    async def _check_node(self) -> None:
+        """Check chain and token, unless that was done since the node failed last."""
+        if not self._is_checked:
+            await self._check_network()
+            self._domain = await self._checked_domain()
 
     async def _check_network(self) -> None:
         found = await self.client.chain_id()

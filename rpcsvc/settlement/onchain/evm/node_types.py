@@ -18,6 +18,7 @@ from pydantic import Field, PlainValidator
 
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, named
+from rpcsvc.settlement.onchain.evm.records import BlockPoint
 
 _QUANTITY_FORM: Final = re.compile(r"0x(0|[1-9a-f][0-9a-f]*)", re.ASCII | re.IGNORECASE)
 _DATA_FORM: Final = re.compile(r"0x([0-9a-f]{2})*", re.ASCII | re.IGNORECASE)
@@ -121,11 +122,29 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """The logs of the blocks ``first`` to ``last``, both included."""
+    """The logs of the blocks ``first`` to ``last``, both included.
+
+    ``proven``: the newest block that the node which listed the logs is shown to have; None: none
+    is. Of several nodes behind one address, one that lags lists nothing for blocks that it lacks.
+    """
 
     first: int
     last: int
     logs: tuple[Log, ...]
+    proven: BlockPoint | None
+
+    @classmethod
+    def shown(cls, first: int, last: int, logs: tuple[Log, ...], block: Block | None) -> LogRange:
+        """Return a range whose node is shown to have ``block`` or, without it, the newest event's.
+
+        An event in another block of that number proves nothing: the chain has changed meanwhile.
+        """
+        newest = max(logs, key=lambda item: item.block_number, default=None)
+        event = None if newest is None else BlockPoint(newest.block_number, newest.block_hash)
+        proven = event if block is None else BlockPoint(block.number, block.hash)
+        if event is not None and proven is not None and event.number == proven.number:
+            proven = event if event == proven else None
+        return cls(first, last, logs, proven)
 
 
 @dataclass(frozen=True, slots=True)

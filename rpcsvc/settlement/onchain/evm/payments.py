@@ -40,7 +40,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.gas import CallCost, EvmGas, GasPrice
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
-from rpcsvc.settlement.onchain.evm.node_types import EvmSubmission, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmSubmission, FeeData, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.presence import EvmPresence
 from rpcsvc.settlement.onchain.evm.records import (
@@ -104,14 +104,17 @@ class EvmNonces:
         """Return conditions for the operator."""
         return self._conditions.present()
 
-    async def next(self) -> int:
+    async def pending(self) -> int:
+        """Return the node's next nonce, its pool included."""
+        return await self._connection.client.nonce(self._sender, Tag.PENDING)
+
+    async def next(self, pending: int) -> int:
         """Return the nonce to sign with; only for the holder of the network's writer.
 
-        Raises errors.Unavailable while there are transactions that are not on record, and the
-        operator has not looked at them.
+        ``pending``: what ``pending`` has just returned; a payment committed since can only make the
+        nonce more. Raises errors.Unavailable while there are transactions that are not on record,
+        and the operator has not looked at them.
         """
-        # In this order: a payment committed meanwhile can only make it more.
-        pending = await self._connection.client.nonce(self._sender, Tag.PENDING)
         own = await self._payments.next_nonce(self._network, self._sender)
         problem = await self._problem(own, pending)
         self._conditions.set(_NONCE, problem)
@@ -131,7 +134,7 @@ class EvmNonces:
         if self._has_looked and not self._conditions.present():
             return
         try:
-            await self.next()
+            await self.next(await self.pending())
         except Unavailable:
             # If it has looked, the condition says why. If not, the database or the node has failed.
             if not self._has_looked:
@@ -143,7 +146,7 @@ class EvmNonces:
         if self._measured_at is not None and now - self._measured_at < _MEASURED_MS:
             return
         # In the order of ``next``, for its reason.
-        pending = await self._connection.client.nonce(self._sender, Tag.PENDING)
+        pending = await self.pending()
         own = await self._payments.next_nonce(self._network, self._sender)
         self.gap = NonceGap(
             pending - own, await self._unexplained(own, pending), await self._missing(pending, own)
@@ -224,6 +227,17 @@ class NodeReply(Struct, frozen=True):
         return self.submission in _MORE_MAY_HELP
 
 
+class SigningMoment(Struct, frozen=True):
+    """The state of the node just before a payment is signed.
+
+    ``ether``: the hot wallet's, in wei; ``pending``: its next nonce.
+    """
+
+    fees: FeeData
+    ether: int
+    pending: int
+
+
 class EvmPayments(Payments):
     """Prepares, publishes and looks up payments.
 
@@ -279,7 +293,8 @@ class EvmPayments(Payments):
     ) -> None:
         with self._connection.watched():
             async with self._payout_slot():
-                payment = await self._sign(await self._checked(transfer))
+                await self._require_earlier_out()
+                payment = await self._sign(*await self._checked(transfer))
 
                 async def commit(rows: Rows) -> None:
                     await self._ledger.add_payment(payment, rows=rows)
@@ -296,8 +311,8 @@ class EvmPayments(Payments):
         finally:
             self._payouts_waiting -= 1
 
-    async def _checked(self, transfer: Transfer) -> EvmPaymentOrder:
-        """Return the call that pays the transfer. Raises as ``prepare`` does.
+    async def _checked(self, transfer: Transfer) -> tuple[EvmPaymentOrder, SigningMoment]:
+        """Return the call that pays the transfer, to be signed now. Raises as ``prepare`` does.
 
         The node must have the newest block with a payment: until then it shows that payment's units
         as still there.
@@ -312,15 +327,41 @@ class EvmPayments(Payments):
             raise Unavailable(f"The node of {self._network.name} lags. Try again later.")
         if self._connection.paused:
             raise Unavailable(f"USDC on {self._network.name} is paused by its issuer.")
-        if await self._connection.is_blacklisted(recipient):
-            raise TransferRejected("the destination is on the token's blacklist")
-        if await self._connection.balance(self.hot_wallet, top.number) < owed + transfer.units:
-            raise Unavailable(f"Not enough USDC is left on {self._network.name} for this payment.")
         data = usdc.transfer(recipient, transfer.units)
-        return EvmPaymentOrder(
+        with self._connection.client.rpc.together():
+            is_blacklisted, held, gas, moment = await asyncio.gather(
+                self._connection.is_blacklisted(recipient),
+                self._connection.balance(self.hot_wallet, top.number),
+                self._estimated(data),
+                self._moment(top),
+            )
+        if is_blacklisted:
+            raise TransferRejected("the destination is on the token's blacklist")
+        if held < owed + transfer.units:
+            raise Unavailable(f"Not enough USDC is left on {self._network.name} for this payment.")
+        if isinstance(gas, Reverted):
+            log.warning(
+                "evm_payment_preparation_failed", network=self._network.name, reason=str(gas)
+            )
+            raise Unavailable(
+                f"The token on {self._network.name} refuses this payment just now."
+            ) from gas
+        order = EvmPaymentOrder(
             transfer.transfer_id, EvmPurpose.TRANSFER, recipient, transfer.units,
-            self._network.token, data, await self._gas_for(data),
+            self._network.token, data, gas,
         )  # fmt: skip
+        return order, moment
+
+    async def _moment(self, top: Block) -> SigningMoment:
+        """Ask what a signature depends on, ``top`` being the newest block."""
+        with self._connection.client.rpc.together():
+            return SigningMoment(
+                *await asyncio.gather(
+                    self._connection.client.fees(top),
+                    self._connection.client.ether(self.hot_wallet),
+                    self.nonces.pending(),
+                )
+            )
 
     async def _owed(self) -> int:
         """Return the USDC units of payouts that wait to be mined: the chain's balance has them
@@ -343,28 +384,27 @@ class EvmPayments(Payments):
             raise TransferRejected("the destination is an address of the service itself")
         return recipient
 
-    async def _gas_for(self, data: bytes) -> int:
+    async def _estimated(self, data: bytes) -> int | Reverted:
+        """Return the gas limit of a call, or the refusal: a blacklisted payee explains it."""
         try:
             return await self.gas.estimate(data)
-        except Reverted as error:
-            log.warning(
-                "evm_payment_preparation_failed", network=self._network.name, reason=str(error)
-            )
-            raise Unavailable(
-                f"The token on {self._network.name} refuses this payment just now."
-            ) from error
+        except Reverted as refusal:
+            return refusal
 
-    async def _sign(self, order: EvmPaymentOrder) -> EvmPayment:
-        """Sign with the next nonce, which is used up only once that is on record."""
+    async def _require_earlier_out(self) -> None:
+        """Raise Unavailable while a payout that was signed earlier is not on the network."""
         if waiting := await self.finish_earlier():
             raise Unavailable(
                 f"An earlier payment on {self._network.name} is signed and not on the network yet."
                 " Nothing new is signed before it is.",
                 details={"transferId": waiting},
             )
-        price = await self.gas.first_price(order)
-        await self._require_ether(order, price)
-        nonce = await self.nonces.next()
+
+    async def _sign(self, order: EvmPaymentOrder, moment: SigningMoment) -> EvmPayment:
+        """Sign with the next nonce, which is used up only once that is on record."""
+        price = await self.gas.first_price(order, moment.fees)
+        await self._require_ether(order, price, moment.ether)
+        nonce = await self.nonces.next(moment.pending)
         attempt = self.attempt(order, nonce, price)
         return EvmPayment(
             self._network.name, self.hot_wallet, nonce, order, (attempt,), attempt.made_at
@@ -380,7 +420,7 @@ class EvmPayments(Payments):
         now = self._clock.now_ms()
         return Attempt(signed.txid, signed.raw.hex(), price.max_fee, price.tip, now)
 
-    async def _require_ether(self, order: EvmPaymentOrder, price: GasPrice) -> None:
+    async def _require_ether(self, order: EvmPaymentOrder, price: GasPrice, ether: int) -> None:
         """Raise Unavailable unless the hot wallet has the ether for a payment.
 
         Payments that wait to be mined count as spent. Only payouts and refunds may use the reserve.
@@ -388,7 +428,7 @@ class EvmPayments(Payments):
         needed = await self.gas.needed(order, price, await self.unmined())
         if order.purpose is not EvmPurpose.TRANSFER or is_withdrawal(order.payment_id):
             needed += self._network.gas_reserve
-        if await self._connection.client.ether(self.hot_wallet) < needed:
+        if ether < needed:
             raise Unavailable(f"The hot wallet on {self._network.name} lacks ether for gas.")
 
     # --- earlier payments ----------------------------------------------------------------------
@@ -418,41 +458,44 @@ class EvmPayments(Payments):
 
     async def cost(self, order: EvmPaymentOrder) -> CallCost:
         """The most that a call may cost. Raises Unavailable: gas too dear, or ether lacking."""
-        price = await self.gas.first_price(order)
-        await self._require_ether(order, price)
+        moment = await self._moment(await self._connection.head())
+        price = await self.gas.first_price(order, moment.fees)
+        await self._require_ether(order, price, moment.ether)
         return CallCost(order.gas * price.max_fee, await self.gas.l1_fee(order))
 
     async def send(self, order: EvmPaymentOrder, sweep: Sweep | None = None) -> Verdict:
         """Sign, commit and publish a call of the service's own. Raises as prepare does."""
         async with self.writer:
-            payment = await self._sign(order)
+            await self._require_earlier_out()
+            payment = await self._sign(order, await self._moment(await self._connection.head()))
             await self._ledger.add_payment(payment, sweep)
             return await self.advance(payment.payment_id)
 
     async def advance(self, payment_id: str) -> Verdict:
         """Look the payment up; publish its signed bytes when it is absent; look again.
 
-        Only for the holder of ``writer``.
+        A payment that no node was given is not looked up before: its bytes and its nonce are its
+        own, wherever else they may be. Only for the holder of ``writer``.
         """
-        verdict = await self.verdict(await self.payment(payment_id))
-        if verdict.outcome is not Outcome.ABSENT:
-            return verdict
         payment = await self.payment(payment_id)
+        if payment.state is EvmPaymentState.PREPARED:
+            # It may have waited for long, and fails if it is mined while the token is paused.
+            await self._connection.check()
+            if self._connection.paused:
+                why = "the token is paused: published when it moves again"
+                return Verdict(Outcome.UNKNOWN, why)
+        else:
+            verdict = await self.verdict(payment)
+            if verdict.outcome is not Outcome.ABSENT:
+                return verdict
+            payment = await self.payment(payment_id)
         if payment.state.is_over:
             return Verdict(Outcome.UNKNOWN, f"the payment is {payment.state}: not published")
-        if self._is_held_back(payment):
-            return Verdict(Outcome.UNKNOWN, "the token is paused: published when it moves again")
         reply = await self.hand_over(payment)
         verdict = await self.verdict(await self.payment(payment_id))
         if verdict.outcome is Outcome.ABSENT:
             return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {reply.text}")
         return verdict
-
-    def _is_held_back(self, payment: EvmPayment) -> bool:
-        """Whether publishing waits for the token: mined while it is paused, a payment fails
-        permanently.
-        """
-        return self._connection.paused and payment.state is EvmPaymentState.PREPARED
 
     async def _mark_published(self, payment: EvmPayment) -> None:
         """Record that a node may have it. Raises StoreConflict when it is over by now."""
@@ -482,9 +525,12 @@ class EvmPayments(Payments):
         with self._connection.watched():
             return await self.verdict(await self._known(transfer))
 
-    async def verdict(self, payment: EvmPayment) -> Verdict:
-        """Ask the node, record the payment's state, and return the verdict."""
-        judged = await self._presence.judge(payment)
+    async def verdict(self, payment: EvmPayment, top: Block | None = None) -> Verdict:
+        """Ask the node, record the payment's state, and return the verdict.
+
+        ``top``: the newest block, if that is known.
+        """
+        judged = await self._presence.judge(payment, top)
         if judged.payment == payment or payment.state.is_over:
             return judged.verdict
         async with self._recording:
@@ -516,6 +562,10 @@ class EvmPayments(Payments):
         """Return this hot wallet's payments in these states, lowest nonce first."""
         found = await self._ledger.payments_in(self._network.name, *states)
         return [item for item in found if item.sender == self._signer.address]
+
+    async def under_way(self) -> bool:
+        """Whether a payment is signed and has not ended."""
+        return bool(await self._ledger.payments_in(self._network.name, *_LIVE))
 
     async def unmined(self) -> list[EvmPayment]:
         """Return signed payments with whose nonce nothing was mined as of the last check.

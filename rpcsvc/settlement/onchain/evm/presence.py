@@ -7,6 +7,7 @@ failure.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import structlog
@@ -162,35 +163,41 @@ class EvmPresence:
         self._conditions = conditions
         self._spent = SpentNonces(connection)
 
-    async def judge(self, payment: EvmPayment) -> Judgement:
-        """The state of a payment on the network now."""
-        judged = await self._judge(payment)
+    async def judge(self, payment: EvmPayment, top: Block | None = None) -> Judgement:
+        """Return the state of a payment on the network. ``top``: the newest block, if known."""
+        judged = await self._judge(payment, top)
         if judged.payment.conflict is None or judged.verdict.outcome is Outcome.FAILED:
             self._spent.forget(payment.payment_id)
             self._report(payment, None)
         return judged
 
-    async def _judge(self, payment: EvmPayment) -> Judgement:
-        top = await self._connection.check()
-        receipt = await self._receipt(payment)
+    async def _judge(self, payment: EvmPayment, known: Block | None) -> Judgement:
+        with self._connection.client.rpc.together():
+            top, receipt, is_known = await asyncio.gather(
+                self._top(known), self._receipt(payment), self._is_known(payment)
+            )
         if receipt is not None:
             return await self._mined(payment, receipt, top)
-        if await self._is_known(payment):
+        if is_known:
             return _judged(payment, Outcome.PENDING, "waits to be mined")
-        return await self._absent(payment)
+        return await self._absent(payment, top)
+
+    async def _top(self, known: Block | None) -> Block:
+        """Return the newest block: the known one, unless the node was lost since."""
+        if known is None or self._connection.problem is not None:
+            return await self._connection.head()
+        return known
 
     async def _receipt(self, payment: EvmPayment) -> Receipt | None:
-        for attempt in reversed(payment.attempts):
-            receipt = await self._connection.client.receipt(attempt.txid)
-            if receipt is not None:
-                return receipt
-        return None
+        """Return the receipt of the attempt that was mined; None: the node shows none."""
+        read = self._connection.client.receipt
+        found = await asyncio.gather(*(read(item.txid) for item in reversed(payment.attempts)))
+        return next((receipt for receipt in found if receipt is not None), None)
 
     async def _is_known(self, payment: EvmPayment) -> bool:
-        for attempt in reversed(payment.attempts):
-            if await self._connection.client.transaction(attempt.txid) is not None:
-                return True
-        return False
+        read = self._connection.client.transaction
+        found = await asyncio.gather(*(read(item.txid) for item in payment.attempts))
+        return any(made is not None for made in found)
 
     # --- mined ---------------------------------------------------------------------------------
 
@@ -239,11 +246,10 @@ class EvmPresence:
 
     # --- not mined -----------------------------------------------------------------------------
 
-    async def _absent(self, payment: EvmPayment) -> Judgement:
+    async def _absent(self, payment: EvmPayment, top: Block) -> Judgement:
         """Judge a payment that the node does not know: the nonce shows whether one was mined all
         the same.
         """
-        top = await self._connection.check()
         spent = await self._connection.client.nonce(payment.sender, top.number) > payment.nonce
         if not spent:
             return _judged(payment, Outcome.ABSENT, "")
@@ -252,7 +258,8 @@ class EvmPresence:
         if known is not None and await self._connection.has(known):
             since = known
         # Looked for after the nonce was read: it may have been mined between two questions.
-        receipt = await self._receipt(payment)
+        with self._connection.client.rpc.together():
+            receipt = await self._receipt(payment)
         if receipt is not None:
             return await self._mined(payment, receipt, top)
         return await self._spent_nonce(payment, since, top)

@@ -53,8 +53,7 @@ log = structlog.get_logger(__name__)
 
 _LOGS = "eth_getLogs"
 _RECEIPT = "eth_getTransactionReceipt"
-# An address often stands for several nodes, of which some lag: one that lacks the newest
-# blocks gives no events for them and no error.
+# The second line behind LogRange.proven: a proxy may divide a batch over nodes, of which some lag.
 _NODE_LAG_SECONDS: Final = 30
 _WIDEST_OVERLAP: Final = 256
 _METHOD: Final = "eth_getBlockByNumber"

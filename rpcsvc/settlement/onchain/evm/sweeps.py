@@ -22,7 +22,7 @@ from rpcsvc.health import Condition, Severity
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
 from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
-from rpcsvc.settlement.onchain.evm.node_types import BlockRef, EvmCall, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node_types import Block, BlockRef, EvmCall, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.records import (
@@ -91,15 +91,14 @@ class EvmSweeps:
         """Return the obstacles to sweeping deposits, for the operator."""
         return self._conditions.present()
 
-    async def maintain(self) -> None:
-        """Record sweeps that have ended, and begin those that are due. To be called now and
-        then.
+    async def maintain(self, head: Block) -> None:
+        """Record sweeps that have ended, and begin those that are due; ``head``: the newest block.
+
+        To be called now and then.
         """
-        head = await self._connection.check()
         under_way = await self._ledger.sweeps_under_way(self._network.name)
         ended = [await self._end(sweep, head.number) for sweep in under_way]
-        if await self._can_move():
-            await self._begin(self._network.sweep_batch - ended.count(False))
+        await self._begin(self._network.sweep_batch - ended.count(False))
 
     async def _can_move(self) -> bool:
         """Whether the token moves anything to the hot wallet just now."""
@@ -116,7 +115,10 @@ class EvmSweeps:
         unswept = await self._ledger.unswept(self._network.name, self._network.sweep_units)
         self._forget_all_but({due.address for due in unswept})
         due_now = [item for item in unswept if self._not_before.get(item.address, 0) <= now]
-        if not due_now or not self._can_pay():
+        if not due_now:
+            self._conditions.set(_ALL, None)
+            return
+        if not self._can_pay() or not await self._can_move():
             return
         for due in due_now:
             if room <= 0 or await self._payments.payouts_first():

@@ -1,11 +1,14 @@
 """Follows the payments of one EVM network until they are settled: publishes again, and replaces.
 
 A stuck payment is replaced at the same nonce with higher fees; the replacement is committed before
-it is published. A settled payment that a reorganisation took away goes out again with its bytes.
+it is published. A settled payment that a reorganisation took away goes out again with its bytes,
+and is replaced once these have waited too long.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -14,6 +17,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.backoff import Backoff
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.node import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
@@ -25,6 +29,29 @@ log = structlog.get_logger(__name__)
 # Between the tries to hand over a payment that the network has lost and its node does not take.
 _FIRST_PAUSE_MS: Final = 4_000
 _LONGEST_PAUSE_MS: Final = 60_000
+
+
+class _Refusals:
+    """Keeps a node's refusals about one payment from the others.
+
+    Of several nodes behind one address, one that lags refuses each question about a newer block.
+    """
+
+    def __init__(self) -> None:
+        self._first: NodeError | None = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep a NodeError for the end of the round."""
+        try:
+            yield
+        except NodeError as refusal:
+            self._first = self._first or refusal
+
+    def raise_first(self) -> None:
+        """Raise the first NodeError that was kept."""
+        if self._first is not None:
+            raise self._first
 
 
 class EvmUpkeep:
@@ -55,22 +82,28 @@ class EvmUpkeep:
         # Lost payments that the node does not take: published ones, and those that were settled.
         self._lost = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._lost_settled = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        # Settled payments that a reorganisation took and that are in no block since.
+        self._unsettled: set[str] = set()
 
-    async def maintain(self) -> None:
-        """Finish, publish again and replace payments where needed. To be called every few
-        seconds.
+    async def maintain(self, top: Block) -> None:
+        """Finish, publish again and replace payments where needed; ``top``: the newest block.
+
+        To be called every few seconds.
         """
-        top = await self._connection.check()
         async with self._payments.writer:
             await self._payments.finish_earlier()
         published = await self._payments.own(EvmPaymentState.PUBLISHED)
-        self._forget_all_but({payment.payment_id for payment in published})
+        self._forget_all_but({payment.payment_id for payment in published} | self._unsettled)
+        refusals = _Refusals()
         for payment in published:
             # One at a time: a payout does not wait for all of them.
+            with refusals.kept():
+                async with self._payments.writer:
+                    await self._follow(payment.payment_id, top)
+        with refusals.kept():
             async with self._payments.writer:
-                await self._follow(payment.payment_id)
-        async with self._payments.writer:
-            await self._watch_settled(top)
+                await self._watch_settled(top)
+        refusals.raise_first()
 
     # --- published -----------------------------------------------------------------------------
 
@@ -86,14 +119,14 @@ class EvmUpkeep:
         self._clear(payment_id)
         self._offered.pop(payment_id, None)
 
-    async def _follow(self, payment_id: str) -> None:
+    async def _follow(self, payment_id: str, top: Block) -> None:
         """Publish a payment again that the network lost; replace one that has waited too long.
 
         A payment that a higher fee would not help, or that may cost no more, is handed over once
         more: its node may have it, and the block builders may not. Only for the holder of the
         payments' ``writer``.
         """
-        verdict = await self._payments.verdict(await self._payments.payment(payment_id))
+        verdict = await self._payments.verdict(await self._payments.payment(payment_id), top)
         was_lost = verdict.outcome is Outcome.ABSENT
         if was_lost and self._lost.is_due(payment_id):
             verdict = await self._payments.advance(payment_id)
@@ -106,9 +139,14 @@ class EvmUpkeep:
         self._report_missing_event(payment_id, verdict.reason if is_missing else None)
         if not _is_waiting(payment):
             self._forget(payment_id)
-        elif not self._is_late(payment):
+        else:
+            await self._hurry(payment, verdict, was_lost)
+
+    async def _hurry(self, payment: EvmPayment, verdict: Verdict, was_lost: bool) -> None:
+        """Replace a payment that has waited too long to be mined, or hand it over again."""
+        if not self._is_late(payment):
             return
-        elif await self._needs_more(payment, verdict, was_lost):
+        if await self._needs_more(payment, verdict, was_lost):
             await self._bump(payment)
         else:
             await self._offer(payment)
@@ -207,45 +245,89 @@ class EvmUpkeep:
     async def _watch_settled(self, top: Block) -> None:
         """Publish payments again, with their bytes, that a deep reorganisation took off the chain.
 
-        A sweep goes out again at once, though the token refuses it while its deposit is away: the
-        nonces after it wait for its own. Then it has failed, and took nothing but gas.
+        One that is not mined for long is replaced as any other: the nonces after it wait for its
+        own, and the fees of its time may be too low by now. A sweep goes out again at once, though
+        the token refuses it while its deposit is away. Then it has failed, and took nothing but
+        gas.
 
         Blocks below one that is still there are still there: only younger ones are compared. A node
         that lags proves nothing about the blocks that it lacks. Only for the holder of the
         payments' ``writer``.
         """
         above = top.number - self._network.tracked_blocks
-        if self._compared is not None and await self._connection.has(self._compared):
+        if self._compared is not None and await self._is_below(top, self._compared):
             above = max(above, self._compared.number)
+        refusals = _Refusals()
         for payment in await self._ledger.settled_above(self._network.name, above):
             if payment.inclusion is None or payment.inclusion.block.number <= top.number:
-                await self._compare(payment)
+                with refusals.kept():
+                    await self._compare(payment, top)
+        refusals.raise_first()
         self._compared = BlockPoint(top.number, top.hash)
 
-    async def _compare(self, payment: EvmPayment) -> None:
-        mined, key = payment.inclusion, f"settled-{payment.payment_id}"
+    async def _is_below(self, top: Block, known: BlockPoint) -> bool:
+        return known.hash in (top.hash, top.parent) or await self._connection.has(known)
+
+    async def _compare(self, payment: EvmPayment, top: Block) -> None:
+        mined = payment.inclusion
         if mined is not None and await self._connection.has(mined.block):
-            self._lost_settled.forget(key)
-            self._conditions.set(key, None)
+            self._note_back(payment)
             return
-        verdict = await self._payments.verdict(payment)
+        verdict = await self._payments.verdict(payment, top)
         if verdict.outcome is Outcome.FAILED:
             log.warning("evm_settled_payment_failed", payment_id=payment.payment_id,
                         reason=verdict.reason)  # fmt: skip
-        if verdict.outcome in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
-            self._lost_settled.forget(key)
-            self._conditions.set(key, None)
-            return
+        payment = await self._payments.payment(payment.payment_id)
+        is_unmined = payment.inclusion is None and payment.conflict is None
+        if verdict.outcome in (Outcome.SETTLED, Outcome.FAILED) or not is_unmined:
+            self._note_back(payment)
+        if verdict.outcome is Outcome.PENDING and is_unmined:
+            self._await_again(payment)
+            self._note_taken(payment)
+            await self._hurry(payment, verdict, was_lost=False)
+        elif verdict.outcome is Outcome.ABSENT:
+            self._await_again(payment)
+            if not await self._publish_again(payment, verdict):
+                await self._hurry(payment, verdict, was_lost=True)
+        elif verdict.outcome is Outcome.UNKNOWN:
+            await self._publish_again(payment, verdict)
+
+    def _note_back(self, payment: EvmPayment) -> None:
+        """Drop the notes on a settled payment that is in a block, or has failed."""
+        self._note_taken(payment)
+        self._unsettled.discard(payment.payment_id)
+        self._forget(payment.payment_id)
+
+    def _note_taken(self, payment: EvmPayment) -> None:
+        """Drop the note that a settled payment is neither in a block nor in the pool."""
+        key = _settled_key(payment.payment_id)
+        self._lost_settled.forget(key)
+        self._conditions.set(key, None)
+
+    def _await_again(self, payment: EvmPayment) -> None:
+        """Count the time from now on in which a settled payment waits to be mined again."""
+        self._unsettled.add(payment.payment_id)
+        self._offered.setdefault(payment.payment_id, self._clock.now_ms())
+
+    async def _publish_again(self, payment: EvmPayment, verdict: Verdict) -> bool:
+        """Report a settled payment that is gone; return whether it was due and handed over."""
+        key = _settled_key(payment.payment_id)
         self._conditions.set(
             key,
             f"payment {payment.payment_id} was settled and a reorganisation of"
             f" {self._network.name} took it away; it is published again ({verdict.reason});"
             f" if it stays away: rpcsvc payouts close {payment.payment_id} --note TEXT",
         )
-        if self._lost_settled.is_due(key):
-            reply = await self._payments.hand_over(payment)
-            if not reply.is_taken:
-                self._lost_settled.note(key)
+        if not self._lost_settled.is_due(key):
+            return False
+        reply = await self._payments.hand_over(payment)
+        if not reply.is_taken:
+            self._lost_settled.note(key)
+        return True
+
+
+def _settled_key(payment_id: str) -> str:
+    return f"settled-{payment_id}"
 
 
 def _key(payment_id: str) -> str:
