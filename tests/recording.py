@@ -39,8 +39,8 @@ def record_calls(rpc: Any, calls: list[str]) -> None:
     """Record the method of each call of a DaemonRpc."""
     send = rpc._send
 
-    async def counted(path: str, method: str, body: Any, limit: float) -> Any:
+    async def counted(path: str, method: str, body: Any, *rest: Any) -> Any:
         calls.extend(each["method"] for each in (body if isinstance(body, list) else [body]))
-        return await send(path, method, body, limit)
+        return await send(path, method, body, *rest)
 
     rpc._send = counted

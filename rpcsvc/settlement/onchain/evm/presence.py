@@ -216,7 +216,8 @@ class EvmPresence:
         needed = self._network.settled_after
         if depth < needed:
             reason = f"{depth} of {needed} confirmations"
-            return _judged(payment, Outcome.PENDING, reason, mined)
+            verdict = Verdict(Outcome.PENDING, reason, settles_at=block.number + needed - 1)
+            return Judgement(verdict, _published(_seen(payment, mined)))
         after = _seen(payment, mined)
         return Judgement(Verdict(Outcome.SETTLED), replace(after, state=EvmPaymentState.SETTLED))
 
