@@ -54,10 +54,10 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(payer: EvmPayer
     with pytest.raises(Unavailable, match="not settled"):
         await payer.payments.receipt(transfer)
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
-    mined_at = (await mined(payer.token.client, transfer.txid or "")).block_number
+    number = (await mined(payer.token.client, transfer.txid or "")).block_number
     verdict = await payer.payments.look_up(transfer)
     assert verdict.reason == "1 of 3 confirmations"
-    assert verdict.settles_at == mined_at + 2
+    assert verdict.settles_at == number + 2
     with pytest.raises(Unavailable, match="not settled"):
         await payer.payments.receipt(transfer)
     assert await payer.settle(transfer) == Verdict(Outcome.SETTLED)

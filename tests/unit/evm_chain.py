@@ -46,7 +46,7 @@ class Chain(EvmClient):
 
     ``lag``: number of newest blocks that it lacks. ``blind``: number of newest blocks without
     events. ``behind``: number of newest blocks that the node lacks which lists events, of several
-    behind one address. ``takes_batches``: whether it shows the block for which it lists events.
+    behind one address. ``takes_batches``: whether one node shows the block and lists its events.
     ``elsewhere``: blocks answered by another node on a fork. ``missing``: blocks that it lacks
     though it has later ones. ``pool``: transactions of its pending block; ``refusal``: the error if
     it has no pending block. ``genesis``: seconds of the first block. ``asked``: the calls.
@@ -119,8 +119,8 @@ class Chain(EvmClient):
         numbers = range(first, min(last, self.head - self.blind - self.behind) + 1)
         found = [log for number in numbers for log in self._logs_in(number)]
         logs = tuple(log for log in found if log.address == TOKEN)
-        block = self._at(last) if last <= self.head - self.behind else None
-        return LogRange.shown(first, last, logs, block if self.takes_batches else None)
+        has_it = last <= self.head - self.behind or not self.takes_batches
+        return LogRange.shown(first, last, logs, self._at(last) if has_it else None)
 
     async def receipt(self, txid: str) -> Receipt | None:
         self.asked.append("receipt")

@@ -283,6 +283,29 @@ async def test_cancelled_leader_of_a_batch_keeps_no_reader_waiting() -> None:
         answer.set()
 
 
+async def test_leader_cancelled_before_it_sends_holds_no_reader() -> None:
+    async with served(answering("{}")) as rpc:
+        with rpc.together():
+            reads = [asyncio.create_task(rpc.read(name)) for name in "ab"]
+            await asyncio.sleep(0)
+            reads[0].cancel()
+            with pytest.raises(RpcOutcomeUnknown, match="cancelled"):
+                await asyncio.wait_for(reads[1], 5)
+
+
+async def test_node_that_refuses_a_large_batch_is_sent_smaller_ones() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        calls = await request.json()
+        if isinstance(calls, list) and len(calls) > 3:
+            return web.json_response(_NO_BATCHES)
+        return web.json_response([{"id": each["id"], "result": 1} for each in calls])
+
+    async with served(handler) as rpc:
+        with pytest.raises(BatchRefused):
+            await rpc.read_all([("a", [])] * 4)
+        assert await rpc.read_all([("a", [])] * 3) == [1, 1, 1]
+
+
 _NO_BATCHES: dict[str, object] = {
     "id": None,
     "error": {"code": -32600, "message": "no batches here"},
@@ -359,6 +382,8 @@ async def test_node_that_asks_for_fewer_calls_rests(error: dict[str, object] | N
         {"code": 3, "message": "execution reverted: too many requests"},
         {"code": -32005, "message": "query returned more than 10000 results"},
         {"code": -32600, "message": "batch of 2: request limit is 1"},
+        {"code": -32000, "message": "eth_getLogs requests limited to 2000 block range"},
+        {"code": -32000, "message": "transaction pool at capacity"},
     ],
 )
 async def test_other_errors_begin_no_rest(error: dict[str, object]) -> None:
@@ -390,7 +415,15 @@ def test_rests_double_and_an_answer_shortens_them() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "rest"),
-    [("7", 7_000), ("0", 1_000), ("86400", 300_000), ("soon", 1_000), ("-5", 1_000), ("²", 1_000)],
+    [
+        ("7", 7_000),
+        ("0", 1_000),
+        ("86400", 300_000),
+        ("soon", 1_000),
+        ("-5", 1_000),
+        ("²", 1_000),
+        ("9" * 5_000, 1_000),
+    ],
 )
 def test_retry_after_is_kept_within_bounds(asked: str, rest: int) -> None:
     now = 0

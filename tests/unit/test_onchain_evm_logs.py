@@ -42,7 +42,7 @@ class Rpc:
 
     def __init__(self, found: Any, events: Any, refusal: Exception | None = None) -> None:
         self._answers, self._refusal = [found, events], refusal
-        self.alone: Any = events
+        self.alone: Any = {"eth_getBlockByNumber": found, "eth_getLogs": events}
         self.asked: list[list[str]] = []
 
     async def read_all(self, calls: list[Call]) -> list[Any]:
@@ -53,7 +53,7 @@ class Rpc:
 
     async def read(self, method: str, _params: Any) -> Any:
         self.asked.append([method])
-        return self.alone
+        return self.alone[method]
 
 
 async def proven(rpc: Any) -> BlockPoint | None:
@@ -78,15 +78,15 @@ async def test_event_of_another_last_block_proves_nothing() -> None:
     assert await proven(Rpc(block(9), [event(9)])) == BlockPoint(9, HASH)
 
 
-async def test_node_without_batches_is_asked_for_the_events_alone() -> None:
-    rpc = Rpc(None, [event(8)], BatchRefused("node", "any", "no batches"))
-    assert await proven(rpc) == BlockPoint(8, HASH)
-    assert rpc.asked[1:] == [["eth_getLogs"]]
+async def test_node_without_batches_is_asked_for_the_block_first() -> None:
+    rpc = Rpc(block(9), [], BatchRefused("node", "any", "no batches"))
+    assert await proven(rpc) == BlockPoint(9, HASH)
+    assert rpc.asked[1:] == [["eth_getBlockByNumber"], ["eth_getLogs"]]
 
 
-async def test_refused_call_for_the_block_proves_nothing_of_it() -> None:
+async def test_block_refused_in_a_batch_is_asked_for_alone() -> None:
     rpc = Rpc(REFUSAL, REFUSAL)
-    rpc.alone = [event(6)]
+    rpc.alone = {"eth_getBlockByNumber": None, "eth_getLogs": [event(6)]}
     assert await proven(rpc) == BlockPoint(6, HASH)
 
 

@@ -62,8 +62,13 @@ _WORTH_REPEATING: Final = (502, 503, 504)
 _TOO_MANY_CALLS: Final = 429
 # JSON-RPC has no code for it; these words are those of providers.
 _LIMIT_WORDS: Final = re.compile(
-    r"rate.?limit|too many requests?|requests? (count|rate|limit|per)|compute units|capacity", re.I
+    r"rate.?limit|too many requests?|requests? (count|rate|limit|per)\b|compute units|capacity",
+    re.I,
 )
+# A refusal with one of these is about what was asked, or a contract wrote it.
+_OTHER_LIMITS: Final = re.compile(r"revert|batch|block|range|results?\b|logs?\b|pool", re.I)
+# Retry-After; its other form, a date, is that of another clock (RFC 9110, section 10.2.3).
+_SECONDS: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
 _FIRST_REST_MS: Final = 1_000
 _LONGEST_REST_MS: Final = 60_000
 # A node may ask for a longer rest, up to this.
@@ -204,7 +209,7 @@ class CallLimit:
         if self.is_resting():
             return
         asked = retry_after or ""
-        given = int(asked) * 1000 if asked.isascii() and asked.isdigit() else 0
+        given = int(asked) * 1000 if _SECONDS.fullmatch(asked) else 0
         rest = max(self._next_ms, min(given, _LONGEST_RETRY_AFTER_MS))
         self._next_ms = min(2 * self._next_ms, _LONGEST_REST_MS)
         self._until = self._steady() + rest
@@ -233,15 +238,18 @@ class _Batch:
 
     async def _lead(self) -> None:
         """Let the other reads begin, also those of nested gathers, then send all of them."""
-        for _ in range(_STEPS):
-            await asyncio.sleep(0)
-        waiting, self._waiting = self._waiting, []
-        calls = [call for call, _ in waiting]
-        cut = RpcOutcomeUnknown(self.rpc.endpoint.name, calls[0][0], "its batch was cancelled")
-        found: list[Any] = [cut] * len(calls)
+        waiting = self._waiting
+        found: list[Any] = []
         try:
-            found = await self.rpc.read_each(calls)
+            for _ in range(_STEPS):
+                await asyncio.sleep(0)
+            self._waiting = []  # what begins from now on is another batch
+            found = await self.rpc.read_each([call for call, _ in waiting])
         finally:
+            if self._waiting is waiting:
+                self._waiting = []
+            cut = RpcOutcomeUnknown(self.rpc.endpoint.name, waiting[0][0][0], "it was cancelled")
+            found = found or [cut] * len(waiting)
             for (_, outcome), item in zip(waiting, found, strict=True):
                 if not outcome.done():
                     outcome.set_result(item)
@@ -252,7 +260,7 @@ _BATCH: ContextVar[_Batch | None] = ContextVar("batch", default=None)
 
 
 def always() -> bool:
-    """Have time, as a process has that shares its database with no other."""
+    """Allow publishing at any time: for a process that shares its database with no other."""
     return True
 
 
@@ -280,7 +288,8 @@ class DaemonRpc:
         self._ids = count(1)
         self._lock = asyncio.Lock()
         self._session: ClientSession | None = None
-        self._batch_refused_at: int | None = None
+        # The size of the smallest batch that was refused, and when: smaller ones may be taken.
+        self._refused_batch: tuple[int, int] | None = None
         self._limit = CallLimit()
 
     async def __aenter__(self) -> Self:
@@ -400,8 +409,8 @@ class DaemonRpc:
 
     async def _batch(self, calls: Sequence[Call]) -> list[Any]:
         name = " and ".join(dict.fromkeys(method for method, _ in calls))
-        refused_at = self._batch_refused_at
-        if refused_at is not None and steady_ms() - refused_at < _NO_BATCH_MS:
+        size, at = self._refused_batch or (len(calls) + 1, 0)
+        if len(calls) >= size and steady_ms() - at < _NO_BATCH_MS:
             raise BatchRefused(self.endpoint.name, name, "it has refused a batch of calls before")
         bodies = [self._body(method, params) for method, params in calls]
         status, content = await self._post(self._rpc_path, name, bodies, None)
@@ -409,7 +418,7 @@ class DaemonRpc:
             return self._results(name, bodies, status, content)
         except BatchRefused as refused:
             log.warning("batch_refused", node=self.endpoint.name, reason=str(refused))
-            self._batch_refused_at = steady_ms()
+            self._refused_batch = (len(calls), steady_ms())
             raise
 
     async def _repeating(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -651,9 +660,9 @@ def _is_limit(failure: RpcFailure) -> bool:
     """Whether a node's error asks for fewer calls.
 
     Not when a contract may have written its words: that of a payer could silence the node. Nor when
-    it is about the size of a batch.
+    it is about the size of a batch or of a range of blocks: to rest and ask again would never help.
     """
-    if not isinstance(failure, NodeError) or re.search("revert|batch", failure.text, re.I):
+    if not isinstance(failure, NodeError) or _OTHER_LIMITS.search(failure.text):
         return False
     return failure.code == _TOO_MANY_CALLS or bool(_LIMIT_WORDS.search(failure.text))
 

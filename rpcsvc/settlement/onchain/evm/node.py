@@ -167,8 +167,8 @@ class EvmClient:
 
         Nodes list nothing beyond their newest block, and no error. So block ``last`` is asked for
         in the same batch: whoever passes the batch on whole has one node answer both. A proxy that
-        divides a batch over several nodes makes this no proof. A node that takes no batches proves
-        what it has by the newest event alone.
+        divides a batch over several nodes makes this no proof. A node that takes no batches is
+        asked for the block first: of several behind one address, another one may then list.
         """
         if not 0 <= first <= last < first + WIDEST_LOG_RANGE:
             raise ValueError(f"1 to {WIDEST_LOG_RANGE} blocks at once, not {first} to {last}")
@@ -182,7 +182,8 @@ class EvmClient:
         try:
             block, items = await self.with_block(last, ("eth_getLogs", [params]))
         except BatchRefused:
-            block, items = None, await self.rpc.read("eth_getLogs", [params])
+            block = await self.block(last)
+            items = await self.rpc.read("eth_getLogs", [params])
         if not isinstance(items, list):
             raise self._bad("eth_getLogs", "is not a list")
         kept = [item for item in items if not _is_removed(item)]

@@ -143,8 +143,13 @@ class EvmUpkeep:
             await self._hurry(payment, verdict, was_lost)
 
     async def _hurry(self, payment: EvmPayment, verdict: Verdict, was_lost: bool) -> None:
-        """Replace a payment that has waited too long to be mined, or hand it over again."""
+        """Replace a payment that has waited too long to be mined, or hand it over again.
+
+        A settled one whose nonce is spent was mined again, in vain so far: it waits to be deep.
+        """
         if not self._is_late(payment):
+            return
+        if payment.state is EvmPaymentState.SETTLED and await self._has_spent_nonce(payment):
             return
         if await self._needs_more(payment, verdict, was_lost):
             await self._bump(payment)
@@ -174,8 +179,14 @@ class EvmUpkeep:
         """
         if verdict.outcome is not Outcome.PENDING or await self._gas.is_too_low(payment):
             return True
-        is_next = await self._connection.client.nonce(payment.sender, Tag.LATEST) >= payment.nonce
+        is_next = await self._mined_nonces(payment) >= payment.nonce
         return is_next and not was_lost
+
+    async def _has_spent_nonce(self, payment: EvmPayment) -> bool:
+        return await self._mined_nonces(payment) > payment.nonce
+
+    async def _mined_nonces(self, payment: EvmPayment) -> int:
+        return await self._connection.client.nonce(payment.sender, Tag.LATEST)
 
     async def _bump(self, payment: EvmPayment) -> None:
         """Replace a payment at its nonce. The replacement is committed first: either attempt may be

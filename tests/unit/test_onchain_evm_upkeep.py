@@ -1,0 +1,75 @@
+"""Upkeep of EVM payments, in states that no node gives on request."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from rpcsvc.settlement.onchain.evm.node import Conditions
+from rpcsvc.settlement.onchain.evm.presence import EvmPresence
+from rpcsvc.settlement.onchain.evm.records import (
+    Attempt,
+    BlockPoint,
+    EvmPayment,
+    EvmPaymentOrder,
+    EvmPaymentState,
+    EvmPurpose,
+    Inclusion,
+)
+from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
+from tests.sandbox import ManualClock
+from tests.unit.evm_chain import NETWORK
+
+ORDER = EvmPaymentOrder("sweep_1", EvmPurpose.SWEEP, "0xhot", 5, "0xtoken", b"", 60_000)
+SETTLED = EvmPayment(
+    "arbitrum", "0xhot", 4, ORDER, (Attempt("0xt1", "00", 100, 1, 0),), 0,
+    state=EvmPaymentState.SETTLED, published_at=0,
+    inclusion=Inclusion("0xt1", BlockPoint(90, "0xold"), 1, 1),
+)  # fmt: skip
+MINED_IN_VAIN = SimpleNamespace(
+    txid="0xt1", block_number=99, block_hash="0xnew", ok=False, gas_used=1, gas_price=1,
+    l1_fee=None, logs=(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("mined_nonces", "offers"), [(5, 0), (4, 1)])
+async def test_settled_sweep_mined_again_in_vain_is_not_replaced(
+    mined_nonces: int, offers: int
+) -> None:
+    """Its block was replaced; its nonce is spent. Where the nonce is not, it is offered again."""
+    clock, state = ManualClock(), {"payment": SETTLED}
+    board = Conditions("arbitrum")
+    connection: Any = SimpleNamespace(
+        network=NETWORK,
+        has=AsyncMock(side_effect=lambda block: block.hash != "0xold"),
+        client=SimpleNamespace(
+            nonce=AsyncMock(return_value=mined_nonces), transaction=AsyncMock(return_value=object())
+        ),
+    )
+    presence = EvmPresence(connection, board)
+
+    async def verdict(payment: EvmPayment, _top: object) -> Any:
+        judgement = presence._mined_in_vain(payment, MINED_IN_VAIN, 2)  # type: ignore[arg-type]
+        state["payment"] = judgement.payment
+        return judgement.verdict
+
+    async def payment(_: str) -> EvmPayment:
+        return state["payment"]
+
+    offered = AsyncMock(return_value=SimpleNamespace(is_taken=True, more_may_help=False))
+    payments: Any = SimpleNamespace(
+        gas=SimpleNamespace(
+            is_too_low=AsyncMock(return_value=False), raised_price=AsyncMock(return_value=None)
+        ),
+        board=board, verdict=verdict, payment=payment, hand_over=offered,
+    )  # fmt: skip
+    upkeep = EvmUpkeep(connection, payments, AsyncMock(), clock)
+    top: Any = SimpleNamespace(number=100, hash="0xtop")
+    for _ in range(2):
+        await upkeep._compare(state["payment"], top)
+        clock.now += 60_000
+    assert offered.await_count == offers
+    assert len(board.present()) == offers
