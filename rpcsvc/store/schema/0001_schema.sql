@@ -1068,7 +1068,7 @@ WHEN NEW.number > 1 AND NOT EXISTS (
     SELECT 1 FROM evm_attempts a JOIN evm_payments p ON p.payment_id = a.payment_id
     WHERE a.payment_id = NEW.payment_id AND a.number = NEW.number - 1
         AND a.max_fee < NEW.max_fee AND a.tip < NEW.tip AND p.state <> 'failed')
-BEGIN SELECT RAISE(ABORT, 'an attempt raises the fees of a payment that is under way'); END;
+BEGIN SELECT RAISE(ABORT, 'an attempt raises the fees of a payment that has not failed'); END;
 
 CREATE TRIGGER evm_attempts_never_change BEFORE UPDATE ON evm_attempts
 BEGIN SELECT RAISE(ABORT, 'what is signed never changes'); END;

@@ -99,12 +99,21 @@ async def test_a_nonce_is_used_once_and_fees_only_rise(ledger: EvmPaymentLedger)
     assert await ledger.payment("t2") is None
     with pytest.raises(StoreConflict, match="raises the fees"):
         await ledger.add_attempt(payment(), replace(RAISED, tip=FIRST.tip))
-    await ledger.put_payment(mined(payment()))
-    with pytest.raises(StoreConflict, match="raises the fees"):
-        await ledger.add_attempt(payment(), RAISED)
+    settled = mined(payment())
+    await ledger.put_payment(settled)
+    # A reorganisation may have taken it: its nonce is needed by those after it.
+    await ledger.add_attempt(settled, RAISED)
     with pytest.raises(StoreConflict, match="keeps what it is"):
         await ledger.put_payment(replace(payment(), state=EvmPaymentState.FAILED))
-    assert await ledger.payment("t1") == mined(payment())
+    assert await ledger.payment("t1") == replace(settled, attempts=(*settled.attempts, RAISED))
+
+
+async def test_failed_payment_gets_no_attempt(ledger: EvmPaymentLedger) -> None:
+    failed = replace(mined(payment()), state=EvmPaymentState.FAILED)
+    await ledger.add_payment(payment())
+    await ledger.put_payment(failed)
+    with pytest.raises(StoreConflict, match="raises the fees"):
+        await ledger.add_attempt(failed, RAISED)
 
 
 async def test_a_sweep_takes_what_an_address_holds(ledger: EvmPaymentLedger) -> None:
