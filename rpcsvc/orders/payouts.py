@@ -88,7 +88,9 @@ class Payouts:
         self._alone: set[str] = set()
 
     async def advance(self, order_id: str, effect: AdvanceTransfer) -> bool | AwaitsBlock:
-        """Carry the transfer as far as possible now; True when it has ended.
+        """Carry the transfer as far as possible now.
+
+        Return True when it has ended, or the block with which it may; otherwise False.
 
         Raises errors.Unavailable when the store can't record a step: then nothing further was
         done, and the effect is still pending.

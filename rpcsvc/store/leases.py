@@ -81,7 +81,7 @@ class Leases:
         self._db = database
 
     async def take(
-        self, name: str, holder: str, lasts_ms: int | None, over: int = -1
+        self, name: str, holder: str, lasts_ms: int | None, over: int | None = None
     ) -> int | None:
         """Take the lease and return its token, or None while another process holds it.
 
@@ -250,8 +250,9 @@ class LeaseKeeper:
     async def _taken(self, over: HeldLease | None = None) -> Lease | None:
         """The lease, if it is free now, or still held as ``over`` says."""
         asked_at = self._now_ms()  # the database's time, from which it lasts, is later
-        replaces = () if over is None else (over.token,)
-        token = await self._leases.take(self._name, self._holder, self._lasts_ms, *replaces)
+        token = await self._leases.take(
+            self._name, self._holder, self._lasts_ms, None if over is None else over.token
+        )
         if token is None:
             return None
         if over is not None:

@@ -44,6 +44,8 @@ class DatabaseServer:
         self.connection.create_function("now_ms", 0, now_ms)
         self.is_away = False
         self.commits = 0
+        # Tokens of leases that were taken over before they ended.
+        self.taken_over: set[int] = set()
         # Called after each commit of anything but a lease.
         self.effect: Callable[[], None] = nothing
         # Called at each change of what only the settler changes, by the process that makes it.
@@ -118,6 +120,9 @@ class SimulatedDatabase:
         ]
         connection.commit()
         self._server.commits += 1
+        self._server.taken_over |= {
+            given["over"] for each in rows for given in each.values if given.get("over") is not None
+        }
         if not is_lease:
             self._server.effect()
         # The answer may take long, and the replica may be killed before it comes.

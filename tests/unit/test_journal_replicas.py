@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.journal_replay import (
 )
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
-from rpcsvc.settlement.onchain.pause import PauseSwitch
+from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch, SharedPause
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.database import Statement
 from rpcsvc.store.leases import SETTLER, Fenced, HeldLease, Lease, LeaseLost, Leases
@@ -60,7 +60,12 @@ class Settler:
     lease: HeldLease
     journal: PaymentJournal
     database: Dying
+    switch: PauseSwitch
     adopted: ReplayResult
+
+    def pause(self) -> str | None:
+        """Why it pays nothing."""
+        return self.switch.reason()
 
     @property
     def ledger(self) -> MoneroLedger:
@@ -78,10 +83,17 @@ class World:
     settler: Settler | None = None
     zombie: Settler | None = None
     signed: int = 0
-    switch: PauseSwitch = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.switch = PauseSwitch(self.folder)
+    def switch(self, name: str) -> PauseSwitch:
+        """The pause in a replica's folder."""
+        (self.folder / name).mkdir(exist_ok=True)
+        return PauseSwitch(self.folder / name)
+
+    async def resume(self) -> None:
+        """Resume payouts at all replicas, as the operator does."""
+        for name in REPLICAS:
+            self.switch(name).resume()
+        await PauseRow(self.database).resume()
 
     async def take_over(
         self, name: str, *, watched: Sequence[Mark] | None, is_alone: bool = False
@@ -92,11 +104,13 @@ class World:
         assert token is not None
         lease = Lease(SETTLER, token, holder=holder)
         database = Dying(self.database, lease)
-        journal = self.journal(name, lease.on_record)
+        journal, switch = self.journal(name, lease.on_record), self.switch(name)
+        shared = SharedPause(PauseRow(database), switch, ManualClock())
+        await shared.look()
         adopted = await open_journal(
-            journal, database, ManualClock(), self.switch, watched, is_alone=is_alone
+            journal, database, ManualClock(), switch, watched, shared=None if is_alone else shared
         )
-        self.settler = Settler(name, lease.on_record, journal, database, adopted)
+        self.settler = Settler(name, lease.on_record, journal, database, switch, adopted)
         await self.publish()
         return self.settler
 
@@ -117,15 +131,19 @@ class World:
         await watch()
         return watch.marks
 
+    def pause(self) -> str | None:
+        """Why the settler pays nothing."""
+        return None if self.settler is None else self.settler.pause()
+
     def may_pay(self) -> bool:
-        return self.switch.reason() is None and self.settler is not None and self._is_usable()
+        return self._is_usable() and self.pause() is None
 
     def _is_usable(self) -> bool:
         return self.settler is not None and self.settler.journal.is_usable
 
     async def publish(self) -> None:
         """Publish all recorded payments that are not on the chain."""
-        if self.settler is None or self.switch.reason() is not None:
+        if self.settler is None or self.pause() is not None:
             return
         states = (monero.MoneroPaymentState.PREPARED, monero.MoneroPaymentState.PUBLISHED)
         for item in await self.settler.ledger.payments_in(*states):
@@ -168,7 +186,8 @@ class World:
     async def restore(self, copy: Path) -> None:
         """Follow docs/operate/cluster.md: stop replicas, pause payouts, put the copy back."""
         self.settler = self.zombie = None
-        self.switch.pause("restoring")
+        for name in REPLICAS:
+            self.switch(name).pause("restoring")
         await self.database.close()
         kept = copy.with_name("kept")
         shutil.copyfile(copy, kept)
@@ -322,7 +341,7 @@ async def test_uncommitted_line_is_void_once_another_settled(tmp_path: Path) -> 
         copy = up.backup()
         first = await up.take_over("a", watched=await up.watched())
         assert first.adopted == ReplayResult(), "nothing is adopted, and nothing refused"
-        assert up.switch.reason() is None
+        assert up.pause() is None
         await up.restore(copy)  # also not on an older copy
         assert await up.adopt_all("ab") == []
         assert (await up.recorded()) == {txid for txids in up.chain.values() for txid in txids}
@@ -340,7 +359,7 @@ async def test_uncommitted_line_is_adopted_where_nobody_settled(
             await up.sign(first, due, dies=True)
         again = await up.take_over("a", watched=None)
         assert again.adopted.payments == [due]
-        assert up.switch.reason() is None
+        assert up.pause() is None
         up.check()
 
 
@@ -364,7 +383,7 @@ async def test_uncommitted_line_written_twice_is_no_sign_of_a_restore(
                 await up.take_over("a", watched=None)
         again = await up.take_over("a", watched=None)
         assert again.adopted.payments == [due]
-        assert up.switch.reason() is None
+        assert up.pause() is None
         up.check()
 
 
@@ -410,9 +429,36 @@ async def test_restored_copy_pauses_payouts_by_itself(tmp_path: Path) -> None:
         await paid(up, second)
         await paid(up, second)
         await up.restore(copy)
-        up.switch.resume()
+        await up.resume()
         assert len((await up.take_over("b", watched=None)).adopted.payments) == 2
-        assert "a restored copy" in str(up.switch.reason())
+        assert "a restored copy" in str(await PauseRow(up.database).reason()), "at all replicas"
+
+
+async def test_copy_is_paused_at_all_replicas_before_it_is_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long adoption looks like a journal that can't be opened: another replica takes over."""
+    async with world(tmp_path) as up:
+        first = await up.take_over("a", watched=None)
+        await paid(up, first)
+        second = await up.take_over("b", watched=await up.watched())
+        await paid(up, second)
+        copy = up.backup()
+        first = await up.take_over("a", watched=await up.watched())
+        await paid(up, first)
+        await paid(up, first)
+        await up.restore(copy)
+        await up.resume()
+
+        async def cut_short(*_: object) -> ReplayResult:
+            raise Killed
+
+        with monkeypatch.context() as adopting:
+            adopting.setattr(JournalReplay, "run", cut_short)
+            with pytest.raises(Killed):
+                await up.take_over("a", watched=None)
+        second = await up.take_over("b", watched=None)
+        assert "a restored copy" in str(second.pause())
 
 
 class Walk:
@@ -484,7 +530,7 @@ class Walk:
             return
         published = {txid for txids in up.chain.values() for txid in txids}
         assert published <= await up.recorded()
-        up.switch.resume()
+        await up.resume()
         await up.publish()
 
 

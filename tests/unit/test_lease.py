@@ -31,7 +31,7 @@ class ScriptedLeases(Leases):
         self.now = 0
         self.asked_at: list[int] = []
         self.released: list[int] = []
-        self.taken_over: list[int] = []
+        self.taken_over: list[int | None] = []
 
     def now_ms(self) -> int:
         return self.now
@@ -45,7 +45,7 @@ class ScriptedLeases(Leases):
         return self.answers.pop(0)
 
     async def take(
-        self, _name: str, _holder: str, _lasts_ms: int | None, over: int = -1
+        self, _name: str, _holder: str, _lasts_ms: int | None, over: int | None = None
     ) -> int | None:
         self.taken_over.append(over)
         return self._answer()

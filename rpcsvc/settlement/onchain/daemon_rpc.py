@@ -145,7 +145,7 @@ class DaemonEndpoint(Redacted, frozen=True):
 
 
 def always() -> bool:
-    """Have time, as a process has that shares its database with no other."""
+    """Allow publishing at any time: for a process that shares its database with no other."""
     return True
 
 

@@ -6,6 +6,7 @@ A line without a row is adopted: its bytes are published again, and nothing is s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -68,7 +69,7 @@ _MONERO_LIVE: Final = (
 _NOTE: Final = (
     "INSERT INTO journal_adopted (txid, adopted_at) VALUES (:txid, :at) ON CONFLICT DO NOTHING"
 )
-# A holder that starts opens its journal sooner.
+# A holder that starts opens its journal sooner, unless it adopts thousands of lines.
 _MOST_CLOSED_LOOKS: Final = 30
 _RESTORED: Final = (
     "the database is a restored copy: start each replica that has settled since, so that it adopts"
@@ -348,14 +349,16 @@ async def open_journal(
     switch: PauseSwitch,
     watched: Sequence[Mark] | None = None,
     *,
-    is_alone: bool = True,
+    shared: SharedPause | None = None,
 ) -> ReplayResult:
     """Open the journal and adopt the lines that the database lacks (docs/adr/0014-replicas.md).
 
-    ``watched``: the marks that a standby saw last while another replica settled. Unless the process
-    ``is_alone``, a restored copy pauses payouts: other journals may have more of them. A line that
-    the database rejects pauses payouts, too.
+    ``watched``: the marks that a standby saw last while another replica settled. Where there are
+    others (``shared``: their pause), a restored copy pauses payouts, at all of them before anything
+    is adopted: other journals may have more of them, and another replica may take over meanwhile. A
+    line that the database rejects pauses payouts, too.
     """
+    is_alone = shared is None
     marks = await marks_of(database)
     standing = JournalStanding.among(marks, await journal.heads(), watched, is_alone=is_alone)
     own = standing.own
@@ -366,13 +369,22 @@ async def open_journal(
         await database.write([Statement(_DOUBT, {"journal": marks[-1].journal})])
     if not is_alone and (last := last_signed(lines)) is not None:
         lines = await _decided(journal, lines, last, is_refused=is_refused(last, own, marks))
-    if not is_alone and is_restored(lines, own):
+    if shared is not None and is_restored(lines, own):
         throw(switch, _RESTORED)
+        await _share(shared)
     done = await JournalReplay(database, clock).run(lines, journal.mark)
     if done.refused:
         reason = f"the payment journal can't be adopted: {done.refused[0]}"
         throw(switch, f"{reason} ({len(done.refused)} in all)", is_always_named=True)
+        if shared is not None:
+            await _share(shared)
     return done
+
+
+async def _share(pause: SharedPause) -> None:
+    """Pause payouts at all replicas. The file that stays where it can't be removed does no harm."""
+    with suppress(OSError):
+        await pause.share()
 
 
 def _waits_for(transfer: Transfer, address: str, units: int) -> bool:

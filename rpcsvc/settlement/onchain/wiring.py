@@ -88,7 +88,7 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
     shared = None if row is None else SharedPause(row, switch, clock)
     if shared is not None:
         await shared.look()
-    journal = await _journal(context, switch)
+    journal = await _journal(context, switch, shared)
     async with AsyncExitStack() as closing:
         closing.push_async_callback(journal.close)
         guard = PayoutGuard(switch, caps(settings), SignedPayments(context.tables), clock, shared)
@@ -139,14 +139,16 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
         yield replace(settlement, readings=readings, watch=watch)
 
 
-async def _journal(context: EngineContext, switch: PauseSwitch) -> PaymentJournal:
+async def _journal(
+    context: EngineContext, switch: PauseSwitch, shared: SharedPause | None
+) -> PaymentJournal:
     """Make the payment journal, opened under the lease, which its lines are written under."""
     options = journal_options(context.settings.onchain, context.settings.data_dir)
     lease, watched, clock = context.lease, context.watched, context.clock
     journal = PaymentJournal(options, clock, context.random, lease=lease.on_record)
     if lease.is_held:
         marks = None if watched is None else watched.marks
-        await open_journal(journal, context.tables, clock, switch, marks, is_alone=lease.is_alone)
+        await open_journal(journal, context.tables, clock, switch, marks, shared=shared)
     return journal
 
 
