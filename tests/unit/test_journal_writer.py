@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.journal.files import (
+    RESUME,
     AddressesEntry,
     Mark,
     PlaceWriter,
@@ -126,6 +127,33 @@ async def test_line_is_synced_in_each_place_before_the_commit(
     await again.open(made.mark)
     await again.record(AddressesEntry("evm", 7), commit)
     assert numbers(options.folder) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 20, 80])
+async def test_journal_whose_first_line_was_cut_short_begins_again(
+    options: JournalOptions, cut: int
+) -> None:
+    """As by a kill, or a full disk, at the very first write; and once more at the second try."""
+    made = await opened(options)
+    await made.close()
+    (file,) = segments(options.folder)
+    header = file.read_bytes()
+    file.write_bytes(header[:cut])
+    second = await opened(options)
+    await second.close()
+    file.write_bytes(header[:cut] + RESUME + header[: cut + 1])
+    third = await opened(options)
+    await write(third, 2)
+    assert third.is_usable
+    assert numbers(options.folder) == [1, 2]
+
+
+async def test_journal_of_which_no_line_can_be_read_is_refused(options: JournalOptions) -> None:
+    await written(options, 2)
+    (file,) = segments(options.folder)
+    file.write_bytes(b"x" + file.read_bytes().replace(b"\n", b"x\n"))
+    made = await opened(options)
+    assert "no line of it can be read" in str(made.health().detail)
 
 
 async def test_reopened_it_gives_what_the_database_lacks(options: JournalOptions) -> None:

@@ -243,12 +243,18 @@ def read_place(place: Path, since: int = 0) -> JournalContents:
     """Read a journal, from the file on that has the line after ``since``."""
     files = segments(place)
     first = max((i for i, file in enumerate(files) if _first_line(file) <= since + 1), default=0)
-    found: Reading = read(b"".join(file.read_bytes() for file in files[first:]))
+    data = b"".join(file.read_bytes() for file in files[first:])
+    found: Reading = read(data)
     name = next(of_journal(found.lines), None)
     problem = found.problem
-    if files and name is None and problem is None:
+    if name is None and problem is None and not _is_unfinished(data):
         problem = "no line of it can be read"
     return JournalContents(name, found.lines, problem, found.torn, len(files))
+
+
+def _is_unfinished(data: bytes) -> bool:
+    """Whether no line was ever whole: the first one was cut short, perhaps several times."""
+    return all(chunk.endswith(RESUME) or not chunk.endswith(b"\n") for chunk in _chunks(data))
 
 
 def head_of(place: Path) -> tuple[str, HeldLease] | None:
