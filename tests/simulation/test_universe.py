@@ -18,7 +18,7 @@ def test_one_seed_gives_one_trace(engine: str) -> None:
     assert first.trace != run(14, 5, engine=engine).trace
 
 
-@pytest.mark.parametrize("seed", [3, 5])
+@pytest.mark.parametrize("seed", [3, 6])
 def test_onchain_money_is_conserved_under_faults(seed: int) -> None:
     outcome = run(seed, 10, engine="onchain")
     assert outcome.violations == []
