@@ -230,6 +230,18 @@ async def world(folder: Path, seed: int = 0) -> AsyncIterator[World]:
         await made.database.close()
 
 
+async def killed_before_it_adopts(up: World, name: str, patch: pytest.MonkeyPatch) -> None:
+    """A replica takes the lease, and dies before a line of its journal is in the database."""
+
+    async def killed(*_: object) -> ReplayResult:
+        raise Killed
+
+    with patch.context() as patched:
+        patched.setattr(JournalReplay, "run", killed)
+        with pytest.raises(Killed):
+            await up.take_over(name, watched=None)
+
+
 async def paid(up: World, at: Settler) -> str:
     transfer = await up.unpaid()
     await up.sign(at, transfer)
@@ -373,14 +385,7 @@ async def test_uncommitted_line_written_twice_is_no_sign_of_a_restore(
         due = await up.unpaid()
         with pytest.raises(Killed):
             await up.sign(first, due, dies=True)
-
-        async def killed(*_: object) -> ReplayResult:
-            raise Killed
-
-        with monkeypatch.context() as patched:
-            patched.setattr(JournalReplay, "run", killed)
-            with pytest.raises(Killed):
-                await up.take_over("a", watched=None)
+        await killed_before_it_adopts(up, "a", monkeypatch)
         again = await up.take_over("a", watched=None)
         assert again.adopted.payments == [due]
         assert up.pause() is None
@@ -449,14 +454,7 @@ async def test_copy_is_paused_at_all_replicas_before_it_is_adopted(
         await paid(up, first)
         await up.restore(copy)
         await up.resume()
-
-        async def cut_short(*_: object) -> ReplayResult:
-            raise Killed
-
-        with monkeypatch.context() as adopting:
-            adopting.setattr(JournalReplay, "run", cut_short)
-            with pytest.raises(Killed):
-                await up.take_over("a", watched=None)
+        await killed_before_it_adopts(up, "a", monkeypatch)
         second = await up.take_over("b", watched=None)
         assert "a restored copy" in str(second.pause())
 
