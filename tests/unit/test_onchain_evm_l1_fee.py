@@ -32,6 +32,7 @@ from rpcsvc.settlement.onchain.evm.records import (
     EvmPurpose,
 )
 from tests.chain_options import evm_network
+from tests.sandbox import ManualClock
 
 TypedTransaction = keys._load("eth_account.typed_transactions.typed_transaction").TypedTransaction
 
@@ -96,6 +97,10 @@ class CheckedConnection(EvmConnection):
 
 def connection_to(node: Node, network: EvmNetwork = NETWORK) -> CheckedConnection:
     return CheckedConnection(node, network)
+
+
+def gas_of(node: Node, network: EvmNetwork = NETWORK) -> EvmGas:
+    return EvmGas(connection_to(node, network), HOT, ManualClock())
 
 
 def order(data: bytes = b"\xa9" * 68, gas: int = 65_000) -> EvmPaymentOrder:
@@ -201,7 +206,7 @@ async def test_a_node_that_does_not_answer_is_a_connection_problem() -> None:
 
 async def test_a_payout_costs_its_gas_and_its_l1_part() -> None:
     node, plain = Node(), replace(NETWORK, l1_fee_oracle=None)
-    gas, without = EvmGas(connection_to(node), HOT), EvmGas(connection_to(node, plain), HOT)
+    gas, without = gas_of(node), gas_of(node, plain)
     await gas.poll(head())
     await without.poll(head())
     assert without.payout_cost() == with_margin(40_000) * (2 * GWEI + GWEI // 10)
@@ -211,7 +216,7 @@ async def test_a_payout_costs_its_gas_and_its_l1_part() -> None:
 
 async def test_an_authorization_costs_more_than_a_payout() -> None:
     node, plain = Node(), replace(NETWORK, l1_fee_oracle=None)
-    gas, without = EvmGas(connection_to(node), HOT), EvmGas(connection_to(node, plain), HOT)
+    gas, without = gas_of(node), gas_of(node, plain)
     with pytest.raises(Unavailable):
         gas.authorization_cost()
     await gas.poll(head())
@@ -224,7 +229,7 @@ async def test_an_authorization_costs_more_than_a_payout() -> None:
 
 async def test_the_cost_follows_the_oracle() -> None:
     node = Node(rate=10**6)
-    gas = EvmGas(connection_to(node), HOT)
+    gas = gas_of(node)
     await gas.poll(head())
     node.rate = 0
     await gas.poll(head())
@@ -238,7 +243,7 @@ async def test_the_cost_follows_the_oracle() -> None:
 @pytest.mark.parametrize("problem", [REFUSAL, REVERTED, SILENCE])
 async def test_cost_is_unknown_without_the_oracle(problem: RpcFailure) -> None:
     node = Node()
-    gas = EvmGas(connection_to(node), HOT)
+    gas = gas_of(node)
     await gas.poll(head())
     assert gas.problem is None
     node.problem = problem
@@ -258,29 +263,33 @@ async def test_cost_is_unknown_without_the_oracle(problem: RpcFailure) -> None:
 async def test_balances_are_known_though_the_oracle_fails() -> None:
     node = Node()
     node.problem = REVERTED
-    gas = EvmGas(connection_to(node), HOT)
+    gas = gas_of(node)
     await gas.poll(head())
     assert gas.hot is not None
     assert (gas.hot.ether, gas.hot.usdc) == (10**18, 5)
 
 
-async def test_gas_is_looked_at_once_for_each_block() -> None:
-    node = Node()
-    gas, top = EvmGas(connection_to(node), HOT), head()
+async def test_gas_is_looked_at_by_block_and_every_five_seconds() -> None:
+    node, clock, top = Node(), ManualClock(), head()
+    gas = EvmGas(connection_to(node), HOT, clock)
     await gas.poll(top)
+    clock.now += 4_999
     await gas.poll(top)
     assert len(node.reported) == 1
-    await gas.poll(head())
+    clock.now += 1
+    await gas.poll(top)
     assert len(node.reported) == 2
+    await gas.poll(head())
+    assert len(node.reported) == 3
 
 
 async def test_the_l1_part_counts_towards_the_highest_fee() -> None:
     node = Node()
     l1_part = await L1Fee(connection_to(node)).of(order())
     least = 65_000 * (GWEI + GWEI // 10)
-    enough = EvmGas(connection_to(node, replace(NETWORK, highest_fee=least + l1_part)), HOT)
+    enough = gas_of(node, replace(NETWORK, highest_fee=least + l1_part))
     assert await enough.first_price(order(), MOMENT) == GasPrice(GWEI + GWEI // 10, GWEI // 10)
-    short = EvmGas(connection_to(node, replace(NETWORK, highest_fee=least + l1_part - 1)), HOT)
+    short = gas_of(node, replace(NETWORK, highest_fee=least + l1_part - 1))
     with pytest.raises(Unavailable, match="too dear"):
         await short.first_price(order(), MOMENT)
 
@@ -289,25 +298,25 @@ async def test_l1_part_counts_towards_the_highest_replacement_fee() -> None:
     node, old = Node(), waiting(b"\xa9" * 68, 10 * GWEI)
     l1_part = await L1Fee(connection_to(node)).of(old.order)
     least = 50_000 * 11 * GWEI
-    enough = EvmGas(connection_to(node, replace(NETWORK, highest_fee=least + l1_part)), HOT)
+    enough = gas_of(node, replace(NETWORK, highest_fee=least + l1_part))
     price = await enough.raised_price(old)
     assert price is not None
     assert price.max_fee == 11 * GWEI
-    short = EvmGas(connection_to(node, replace(NETWORK, highest_fee=least + l1_part - 1)), HOT)
+    short = gas_of(node, replace(NETWORK, highest_fee=least + l1_part - 1))
     assert await short.raised_price(old) is None
 
 
 async def test_a_fee_beyond_all_reason_is_too_dear_and_nothing_else() -> None:
     node = Node()
     node.answer = b"\xff" * 32
-    gas = EvmGas(connection_to(node), HOT)
+    gas = gas_of(node)
     with pytest.raises(Unavailable, match="too dear"):
         await gas.first_price(order(), MOMENT)
     assert await gas.raised_price(waiting(b"")) is None
 
 
 async def needs(node: Node, *others: EvmPayment) -> int:
-    gas = EvmGas(connection_to(node), HOT)
+    gas = gas_of(node)
     return await gas.needed(order(b"\x01" * 68), GasPrice(3 * GWEI, GWEI), others)
 
 
@@ -328,6 +337,6 @@ async def test_nothing_is_offered_while_the_oracle_fails() -> None:
     with pytest.raises(Unavailable, match="gives no fee"):
         await L1Fee(connection_to(node)).of(order())
     with pytest.raises(Unavailable, match="gives no fee"):
-        await EvmGas(connection_to(node), HOT).first_price(order(), MOMENT)
+        await gas_of(node).first_price(order(), MOMENT)
     with pytest.raises(Unavailable, match="gives no fee"):
         await needs(node)

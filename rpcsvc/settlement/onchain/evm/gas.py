@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import structlog
 from msgspec import Struct
 
+from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
 from rpcsvc.domain.money import LARGEST_INTEGER
 from rpcsvc.errors import Unavailable
@@ -50,6 +51,8 @@ _FEE: Final = 2**40 - 1
 _NOBODY: Final = usdc.read_address(bytes(12) + usdc.keccak256(b"nobody")[12:])
 # An amount of many digits: where bytes are paid for, it costs the most.
 _MUCH: Final = 2**40 - 1
+# How long what was noted at a block serves while it stays the newest.
+_KEPT_MS: Final = 5_000
 _OPENING: Final = ("network", "sender", "block_number", "block_hash", "nonce", "wei")
 _PUT_OPENING: Final = upsert("evm_openings", _OPENING, ("network", "sender"))
 
@@ -186,15 +189,16 @@ class EvmGas:
     ``is_blacklisted``: the token moved nothing for the hot wallet at the last refresh.
     """
 
-    def __init__(self, connection: EvmConnection, hot_wallet: str) -> None:
+    def __init__(self, connection: EvmConnection, hot_wallet: str, clock: Clock) -> None:
         self._connection = connection
         self._network = connection.network
         self._hot_wallet = hot_wallet
+        self._clock = clock
         self._l1 = L1Fee(connection)
         self._gas = with_margin(USUAL_GAS)
         self._moment: FeeData | None = None
-        # The hash of the block at which all of this was noted.
-        self._noted: str | None = None
+        # The hash of the block at which all of this was noted, and when.
+        self._noted: tuple[str, int] | None = None
         self._l1_fee: int | None = None
         self.hot: HotBalances | None = None
         self.problem: str | None = None
@@ -250,8 +254,11 @@ class EvmGas:
         return is_too_low(_price(payment), await self._connection.client.fees())
 
     async def poll(self, top: Block) -> None:
-        """Note fees and the hot wallet's balances at ``top``, the newest block; once for each."""
-        if self._noted == top.hash and self.problem is None:
+        """Note fees and the hot wallet's balances at ``top``, the newest block.
+
+        Once for each block, and again while it stays the newest: tips follow the pool as well.
+        """
+        if self._is_fresh(top) and self.problem is None:
             return
         self._noted = None
         client, hot = self._connection.client, self._hot_wallet
@@ -266,7 +273,13 @@ class EvmGas:
             )
         self.is_blacklisted = is_blacklisted
         self.hot = HotBalances(ether, units, top.number)
-        self._moment, self._noted = moment, top.hash
+        self._moment, self._noted = moment, (top.hash, self._clock.now_ms())
+
+    def _is_fresh(self, top: Block) -> bool:
+        if self._noted is None:
+            return False
+        block_hash, noted_at = self._noted
+        return block_hash == top.hash and abs(self._clock.now_ms() - noted_at) < _KEPT_MS
 
     async def _look_at_gas(self) -> None:
         """Note the gas of a payout: on some networks it includes the price of data elsewhere."""

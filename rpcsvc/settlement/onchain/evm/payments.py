@@ -263,7 +263,7 @@ class EvmPayments(Payments):
         self._clock = clock
         self._is_ours = is_ours
         self.hot_wallet = signer.address
-        self.gas = EvmGas(connection, signer.address)
+        self.gas = EvmGas(connection, signer.address, clock)
         self.nonces = nonces
         self.board = Conditions(connection.network.name)
         self.writer = asyncio.Lock()

@@ -119,9 +119,8 @@ class WalletClient:
 
     async def create(self, filename: str, password: str) -> None:
         """Make a wallet and open it."""
-        await self._act(
-            "create_wallet", {"filename": filename, "password": password, "language": "English"}
-        )
+        params = {"filename": filename, "password": password, "language": "English"}
+        await self._act("create_wallet", params, seconds=_SLOW_SECONDS)
 
     async def open(self, filename: str, password: str) -> None:
         """Open a wallet. The daemon stores and closes the one that was open."""
