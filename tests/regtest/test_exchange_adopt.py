@@ -76,6 +76,7 @@ async def test_payments_after_the_copy_are_adopted_and_not_repeated(
         again = await command(stack, "payouts", "adopt", transfer, txid)
         assert (again.status, "already" in again.err) == (1, True), again
 
+    await explain_sweeps(stack)
     assert (await command(stack, "payouts", "resume")).status == 0
     async with stack.serving() as at:
         for order in orders:
@@ -86,7 +87,6 @@ async def test_payments_after_the_copy_are_adopted_and_not_repeated(
     assert await usdc_received(stack, stack.user.address) == usdc_paid
     assert await xmr_received(wallet, to) == xmr_paid
     assert (shown.json["state"], shown.json["txid"]) == ("settled", its_tx)
-    await explain_sweeps(stack)
     assert await differences(stack) == []
 
 
