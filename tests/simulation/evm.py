@@ -379,9 +379,12 @@ class EvmChain:
             raise Reverted("FiatTokenV2: authorization is used or canceled")
         return source, to, given.units, used
 
-    def ask(self, data: bytes, at: int) -> bytes:
+    def ask(self, sender: str, data: bytes, at: int) -> bytes:
         """The result of a call of the token after block ``at``. Raises Reverted."""
         call = data[:4]
+        if call in (_TRANSFER, _RECEIVE, _AUTHORIZED):
+            self._require_moving(sender, data, at, self.blocks[at].timestamp)
+            return usdc.uint_word(1) if call == _TRANSFER else b""
         account = _account(data[4:36]) if len(data) >= 36 else ""
 
         def state(kind: str, which: str) -> bytes:

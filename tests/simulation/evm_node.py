@@ -148,8 +148,9 @@ class EvmNode:
     def _call(self, call: Mapping[str, str], which: str) -> str:
         if call["to"].lower() != self.chain.token:
             return "0x"
+        data, sender = bytes.fromhex(call["data"][2:]), call.get("from", "").lower()
         try:
-            return "0x" + self.chain.ask(bytes.fromhex(call["data"][2:]), self._at(which)).hex()
+            return "0x" + self.chain.ask(sender, data, self._at(which)).hex()
         except Reverted as reverted:
             raise CallRefused(3, f"execution reverted: {reverted}", "0x") from reverted
 
