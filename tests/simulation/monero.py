@@ -137,7 +137,7 @@ class MoneroChain:
         self.forgotten = 0.0
         # Transactions of people that have to go: their money was spent elsewhere.
         self.doomed: dict[str, None] = {}
-        self._now = now
+        self.now = now
         self._chance = chance
 
     @property
@@ -167,7 +167,7 @@ class MoneroChain:
                 elif spent.isdisjoint(waiting.made.images):
                     spent.update(waiting.made.images)
                     mined.append(waiting.made)
-            timestamp, salt = max(self._now(), top.timestamp + 1), self._chance.getrandbits(64)
+            timestamp, salt = max(self.now(), top.timestamp + 1), self._chance.getrandbits(64)
             hash_ = digest(top.hash, timestamp, salt)
             first = top.first_index + sum(len(made.outputs) for made in top.mined)
             self._add(XmrBlock(height, hash_, top.hash, timestamp, tuple(mined), first))

@@ -36,8 +36,10 @@ LOOKAHEAD: Final = 200
 _MOST_INPUTS: Final = 100
 _MOST_ADDRESSES: Final = 64
 _FACTORS: Final = (1, 1, 4, 20, 160)
-# A wallet gives a payment up that it has not found in the pool for so many looks.
+# A wallet gives a payment up that it has not found in the pool at so many looks with new blocks,
+# and so many seconds after it was sent (wallet2, version 0.18).
 _MISSES: Final = 2
+_PROPAGATION_SECONDS: Final = 500
 _NETWORKS: Final = tuple(MoneroNetwork)
 
 
@@ -61,7 +63,6 @@ class XmrSent(NamedTuple):
     made: XmrTransaction
     amount: int
     change: int
-    minor: int
     timestamp: int
     height: int = 0
     destinations: tuple[Paid, ...] = ()
@@ -214,7 +215,10 @@ class WalletModel:
             self._detach(fork)
             for block in blocks[fork:]:
                 self._scan(block)
+        self._wallet.pool, self._wallet.doubtful = {}, {}
         self._look_at_pool()
+        if fork < len(blocks):
+            self._give_up()
         return {"blocks_fetched": max(0, len(blocks) - fork), "received_money": False}
 
     def _detach(self, fork: int) -> None:
@@ -260,7 +264,7 @@ class WalletModel:
         )
         amount = sum(item.amount for item in spent) - made.fee - change + to_itself
         wallet.out[made.txid] = XmrSent(
-            made, amount, change, spent[0].minor, block.timestamp, block.height, destinations
+            made, amount, change, block.timestamp, block.height, destinations
         )
         wallet.pending.pop(made.txid, None)
         wallet.failed.pop(made.txid, None)
@@ -270,20 +274,24 @@ class WalletModel:
         return sum(paid.amount for paid in made.outputs if self._minor_of(paid.address) is not None)
 
     def _look_at_pool(self) -> None:
-        wallet, pool = self._wallet, self._node.chain.pool
-        wallet.pool, wallet.doubtful = {}, {}
-        for txid, waiting in pool.items():
+        wallet = self._wallet
+        for txid, waiting in self._node.chain.pool.items():
             is_own = any(image in wallet.received for image in waiting.made.images)
             if not is_own and self._own(waiting.made):
                 wallet.pool[txid] = waiting.made
                 if waiting.double_spend_seen:
                     wallet.doubtful[txid] = None
+
+    def _give_up(self) -> None:
+        """Count looks with a new block, and give payments up that were long not in the pool."""
+        wallet = self._wallet
         for txid, sent in list(wallet.pending.items()):
-            if txid in pool:
+            if txid in self._node.chain.pool:
                 wallet.misses.pop(txid, None)
                 continue
             wallet.misses[txid] = wallet.misses.get(txid, 0) + 1
-            if wallet.misses[txid] >= _MISSES:
+            is_late = self._node.chain.now() > sent.timestamp + _PROPAGATION_SECONDS
+            if wallet.misses[txid] >= _MISSES and is_late:
                 wallet.failed[txid] = wallet.pending.pop(txid)
                 self._free(sent.made.images)
 
@@ -313,6 +321,8 @@ class WalletModel:
 
     def _transfers(self, params: Mapping[str, Any]) -> Any:
         wallet = self._wallet
+        if params.get("pool"):
+            self._look_at_pool()
         bounds = params if params.get("filter_by_height") else {}
         low: int = bounds.get("min_height", -1)
         high: int = bounds.get("max_height", 1 << 40)
@@ -363,7 +373,7 @@ class WalletModel:
                 yield entry | {"double_spend_seen": txid in wallet.doubtful}
 
     def _went(self, kind: str, sent: XmrSent) -> Any:
-        entry = self._entry(kind, sent.made.txid, sent.minor, sent.amount, sent.height)
+        entry = self._entry(kind, sent.made.txid, 0, sent.amount, sent.height)
         listed = [{"address": paid.address, "amount": paid.amount} for paid in sent.destinations]
         return (
             entry
@@ -402,7 +412,16 @@ class WalletModel:
             and not item.frozen
             and (minors is None or strict or item.minor in minors)
         ]
-        coming = 0 if strict else sum(sent.change for sent in wallet.pending.values())
+        coming = 0
+        if not strict:
+            coming = sum(sent.change for sent in wallet.pending.values())
+            coming += sum(
+                paid.amount
+                for made in wallet.pool.values()
+                for paid in made.outputs
+                if (minor := self._minor_of(paid.address)) is not None
+                and (minors is None or minor in minors)
+            )
         unlocked = sum(item.amount for item in held if self._is_unlocked(item))
         left = [item.height + SPENDABLE_AGE - len(wallet.scanned) for item in held]
         return {
@@ -467,7 +486,7 @@ class WalletModel:
         held = sum(
             item.amount
             for item in self._wallet.received.values()
-            if not item.is_spent and (not minors or item.minor in minors)
+            if not item.is_spent and not item.frozen and (not minors or item.minor in minors)
         )
         if held < due:
             return CallRefused(WalletCode.NOT_ENOUGH_MONEY, "not enough money")
@@ -508,16 +527,14 @@ class WalletModel:
         said = self._node.submit(made.raw)
         if said["status"] != "OK":
             raise CallRefused(WalletCode.TRANSFER_FAILED, "transaction was rejected by daemon")
-        spent = [wallet.received[image] for image in made.images if image in wallet.received]
         for image in made.images:
             if image in wallet.received:
                 wallet.received[image] = wallet.received[image]._replace(is_spent=True)
         to = made.outputs[:count]
         wallet.keys[made.txid] = to
         change = sum(paid.amount for paid in made.outputs[count:])
-        minor = spent[0].minor if spent else 0
-        now, amount = self._node.chain.top.timestamp, sum(paid.amount for paid in to)
-        wallet.pending[made.txid] = XmrSent(made, amount, change, minor, now, 0, to)
+        now, amount = self._node.chain.now(), sum(paid.amount for paid in to)
+        wallet.pending[made.txid] = XmrSent(made, amount, change, now, 0, to)
         return {"tx_hash": made.txid}
 
     def _freeze(self, params: Mapping[str, str]) -> Any:

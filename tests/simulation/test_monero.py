@@ -58,7 +58,7 @@ class World(NamedTuple):
 def in_world(story: Callable[[World], Awaitable[None]]) -> None:
     """Run a story with clients of a new node and wallet."""
     loop, chance = new_loop(1), random.Random(1)
-    chain = MoneroChain(lambda: 1_700_000_000, chance)
+    chain = MoneroChain(lambda: 1_700_000_000 + int(loop.time()), chance)
     daemon, network = MonerodModel(chain, "stagenet", chance), Network(loop, chance)
     wallet_rpc = WalletModel(daemon, chance)
     at = DaemonEndpoint("node", network.serve("monerod", daemon))
@@ -187,7 +187,10 @@ def test_payment_missing_from_the_pool_frees_its_inputs() -> None:
         await world.wallet.relay(made.metadata)
         assert await world.wallet.outputs() == []
         await world.node.flush_pool([made.txid])
-        for _ in range(2):
+        for seconds in (0, 501):
+            await asyncio.sleep(seconds)
+            world.chain.mine()
+            assert await world.sent(made.txid) == [WalletTransferKind.PENDING]
             await world.wallet.refresh()
         assert await world.sent(made.txid) == [WalletTransferKind.FAILED]
         assert [item.key_image for item in await world.wallet.outputs()] == list(made.key_images)
