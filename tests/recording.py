@@ -40,7 +40,7 @@ def record_calls(rpc: Any, calls: list[str]) -> None:
     send = rpc._send
 
     async def counted(path: str, method: str, body: Any, *rest: Any) -> Any:
-        calls.extend(each["method"] for each in (body if isinstance(body, list) else [body]))
+        calls.extend([each["method"] for each in body] if isinstance(body, list) else [method])
         return await send(path, method, body, *rest)
 
     rpc._send = counted

@@ -113,5 +113,8 @@ def is_stopped(at: Server) -> bool:
     """Whether it is paused, or dead."""
     if at.is_dead:
         return True
-    state = Path(f"/proc/{at.pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state == "T"
+    try:
+        stat = Path(f"/proc/{at.pid}/stat").read_text()
+    except FileNotFoundError:  # it has died since
+        return True
+    return stat.rpartition(")")[2].split()[0] == "T"
