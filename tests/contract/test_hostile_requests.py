@@ -61,6 +61,7 @@ async def must_be_cheap(served: Served, requests: Iterable[Sent]) -> None:
         assert cost.seconds <= MOST_OF_REQUEST, cost
 
 
+@pytest.mark.slow
 async def test_no_field_makes_a_request_costly(served: Served, known: dict[str, str]) -> None:
     await must_be_cheap(served, of_fields(known))
 
@@ -73,6 +74,7 @@ async def test_no_body_makes_a_request_costly(served: Served, known: dict[str, s
     await must_be_cheap(served, of_bodies(known))
 
 
+@pytest.mark.slow
 async def test_no_header_makes_a_request_costly(served: Served, known: dict[str, str]) -> None:
     """Headers that lead to a refusal are sent alone: what is read after them would be hidden."""
     for target in targets(known["$orderId"]):

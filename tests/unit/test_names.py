@@ -17,24 +17,35 @@ LONGEST = 60
 LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 
 
-def sources(folder: str) -> Iterator[str]:
-    """The text of every module below a folder, but what other targets have written there."""
+def modules(folder: str) -> Iterator[Path]:
+    """Every module below a folder, but what other targets have written there."""
     for path in sorted((ROOT / folder).rglob("*.py")):
         if "generated" not in path.parts and "node_modules" not in path.parts:
-            yield path.read_text(encoding="utf-8")
+            yield path
+
+
+def sources(folder: str) -> Iterator[str]:
+    """The text of every module below a folder."""
+    return (path.read_text(encoding="utf-8") for path in modules(folder))
+
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Named(NamedTuple):
-    """The classes that a module defines, and the events that it logs."""
+    """The classes that a module defines, the events that it logs, how its docstrings begin."""
 
     classes: list[str]
     events: list[str]
+    beginnings: list[str]
 
 
 @cache
 def named_in(path: Path) -> Named:
-    found = Named([], [])
+    found = Named([], [], [])
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+            found.beginnings.append(text.splitlines()[0])
         if isinstance(node, ast.ClassDef):
             found.classes.append(node.name)
         elif (
@@ -145,15 +156,13 @@ def test_log_events_are_words_with_underscores() -> None:
 
 # A reader of such a docstring has to find out first what is spoken of.
 POINTING = frozenset({"What", "Those", "Of", "Such", "It"})
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @pytest.mark.parametrize("folder", ["rpcsvc", "tests", "tools"])
 def test_docstring_begins_with_a_verb_or_a_noun(folder: str) -> None:
     assert [
-        text.splitlines()[0]
-        for source in sources(folder)
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node))
-        if text.split()[0].rstrip(",.:") in POINTING
+        line
+        for path in modules(folder)
+        for line in named_in(path).beginnings
+        if line.split()[0].rstrip(",.:") in POINTING
     ] == []
