@@ -60,7 +60,7 @@ class Service:
 # --- the derivation --------------------------------------------------------------------------
 
 
-def test_page_has_the_vectors_and_the_function_that_give_sessions() -> None:
+def test_page_has_vectors_and_the_function_for_sessions() -> None:
     text = PAGE.read_text()
     rows = re.findall(r"^\| `(http\S+)` \| ([0-9]+) \| `(\S+)` \|$", text, re.MULTILINE)
     assert len(rows) == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import Final
@@ -24,10 +25,8 @@ def sessions_at(path: Path, issuer: str, *, makes: bool) -> Sessions:
             _make(path)
         text = _read(path)
     except FileNotFoundError as error:
-        raise UsageError(
-            f"There is no file {path}. Give the file that the orders were made with:"
-            " --secret-file of create and execute."
-        ) from error
+        advice = "Make its folder first" if makes else "Give the file that you created orders with"
+        raise UsageError(f"There is no file {path}. {advice}.") from error
     except OSError as error:
         raise UsageError(f"{path} can't be used: {error.strerror or error}.") from error
     try:
@@ -39,7 +38,7 @@ def sessions_at(path: Path, issuer: str, *, makes: bool) -> Sessions:
 def _make(path: Path) -> None:
     """Write a new secret unless another process is faster. Raises OSError."""
     secret = new_secret()
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     write_new(fresh, f"{secret}\n".encode())
     try:
         path.hardlink_to(fresh)
