@@ -214,8 +214,11 @@ async def test_limits_are_what_a_strangers_order_may_reserve(
     tmp_path: Path, held: dict[str, int | None]
 ) -> None:
     held["USDC"] = 1_000 * 10**6
-    shares = ("unfunded_share", "unfunded_address_total_share", "unfunded_address_share")
-    flags: dict[str, Any] = {f"orders__{name}": 20 for name in shares}
+    flags: dict[str, Any] = {
+        "orders__unfunded_share": 60,
+        "orders__unfunded_address_total_share": 30,
+        "orders__unfunded_address_share": 20,
+    }
     async with serving(tmp_path, rates__every_seconds=1, **flags) as served:
         offer = (await listed(served))[0]
         assert (offer["direction"], offer["maxamount"]) == ("x2u", "1.212121212121")  # 200 USD
@@ -225,10 +228,10 @@ async def test_limits_are_what_a_strangers_order_may_reserve(
         made = await served.post("/agent/swap/create", params_of(offer, offer["maxamount"]))
         assert made.status == 200
         await fault(served, fault="advance_clock", seconds=1)
-        # The order has taken what strangers may reserve of that chain's wallet.
-        pairs = {(each["direction"], each["chain"]) for each in await listed(served)}
-        assert ("x2u", offer["chain"]) not in pairs
-        assert ("x2u", "base") in pairs
+        # Others may reserve what the order has left of the share of all strangers: 100 USD.
+        rest = (await listed(served))[0]
+        assert rest["chain"] == offer["chain"]
+        assert 0.6 < float(rest["maxamount"]) < 0.62
 
 
 async def test_pairs_that_no_wallet_can_pay_are_left_out(
