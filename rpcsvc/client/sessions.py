@@ -21,10 +21,10 @@ Ask = Callable[[Json], Awaitable[Json]]
 GAP: Final = 20
 _LABEL: Final = "rpcsvc session"
 _BYTES: Final = 32
-# Random bytes have fewer distinct values in one of 10**16 cases; repeated and typed ones often do.
+# Random bytes have so few distinct values once in 10**16 times; typed and repeated ones often do.
 _LEAST_DISTINCT: Final = 16
 _PAGE: Final = 100
-# A service that names orders endlessly ends no search.
+# A search gives up after these: a service may list orders endlessly.
 MOST_PAGES: Final = 100_000
 
 

@@ -561,6 +561,20 @@ async def test_secret_is_never_sent_and_sessions_differ_by_service(
     assert swap.session_id not in sessions
 
 
+async def test_restored_order_of_a_stranger_shows_its_destination(served: Served) -> None:
+    async with client_of(served.url, secret=SECRET) as client, client_of(served.url) as stranger:
+        seen = await client.new_swap(**WANTED)
+        elsewhere = "0x" + "1" * 40
+        await stranger.create(
+            seen.model_copy(update={"to": elsewhere, "idempotency_key": "k" * 20})
+        )
+        (found,) = await client.restore()
+        assert (found.session_id, found.to_address) == (seen.session_id, elsewhere)
+        placed = await client.create(seen)
+        assert placed.order_id != found.order_id
+        assert {order.to_address for order in await client.restore()} == {EVM, elsewhere}
+
+
 async def test_restore_waits_for_limits_as_each_call_does(tmp_path: Path) -> None:
     limits: dict[str, Any] = {"rate_limit__enabled": True, "rate_limit__requests_per_minute": 10}
     pauses: list[float] = []

@@ -48,7 +48,7 @@ HERE = ""
 
 FIELD: Final = "field_"
 _RESTORED: Final = "swap.restore"
-# Orders of one service, one command each, that the search for the last session goes through.
+# The sessions of a secret among which the remembered one is looked for.
 _MOST_SESSIONS: Final = 10_000
 _ONCE: Final = Retries(attempts=1)
 # The defaults of the settings brand.slug and engine.

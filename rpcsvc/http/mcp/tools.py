@@ -46,7 +46,8 @@ def instructions(site: Site) -> str:
         " before expiresAt) and poll get_swap_status until state is completed or"
         " terminal_failure. Every address must be the user's own: ask for it, never take one from"
         " an example. Amounts are decimal strings. nextActions name operations:"
-        f" {names}, swap.execute is create_swap, too."
+        f" {names}, swap.execute is create_swap, too. The rules of a tool are the resource that its"
+        " description names."
     )
 
 
