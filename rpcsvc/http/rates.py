@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.domain.reservations import ADDRESS, Client
@@ -73,7 +73,7 @@ class _Listing(Struct, frozen=True):
 
 async def offers(venue: Venue) -> list[RateOffer]:
     """Return the offers of all pairs that can be ordered now. Left out are pairs that are paused,
-    that a wallet can't pay for, or whose least amount the fees would eat.
+    on a network that is down, that a wallet can't pay for, or whose least amount fees would eat.
 
     Raises Unavailable where no rate is known for all amounts.
     """
@@ -82,8 +82,11 @@ async def offers(venue: Venue) -> list[RateOffer]:
             "No rate is known for all amounts now. Ask for a quote of an amount instead.",
             retry_after=_RETRY_SECONDS,
         )
-    found = []
+    found, known = [], await venue.networks()
+    down = {name for name, health in known.items() if not health.ok}
     for direction, chain in product(Direction, venue.listed_chains()):
+        if down & {network_of(asset, chain) for asset in (XMR, USDC)}:
+            continue
         try:
             found.append(await _offer(venue, direction, chain))
         except ServiceError:  # none can be ordered: the quote gives callers the reason

@@ -15,6 +15,7 @@ from rpcsvc.domain.money import format_units, parse_amount
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.http.rates import PATHS
 from rpcsvc.orders.ports.wallets import Fees
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
@@ -241,6 +242,24 @@ async def test_pairs_that_no_wallet_can_pay_are_left_out(
         held["USDC"] = units
         async with serving(tmp_path / str(units)) as served:
             assert {each["direction"] for each in await listed(served)} == {"u2x"}
+
+
+async def test_pairs_of_a_network_that_is_down_are_left_out(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venue, before = served.up.service.venue, await listed(served)
+    networks = {"base": Health(False), "arbitrum": Health(True)}
+
+    async def known() -> dict[str, Health]:
+        return networks
+
+    monkeypatch.setattr(venue, "networks", known)
+    await fault(served, fault="advance_clock", seconds=60)
+    chains = {each["chain"] for each in before}
+    assert {each["chain"] for each in await listed(served)} == chains - {"base"}
+    networks["monero"] = Health(False)
+    await fault(served, fault="advance_clock", seconds=60)
+    assert await listed(served) == []
 
 
 async def test_pair_whose_least_amount_is_eaten_by_fees_is_left_out(
