@@ -32,7 +32,7 @@ def _rules(
 ) -> str:
     return (
         f"{purpose}\n\nEffects: {effects}\n\nAuth: {auth}\n\nLimits: {limits}\n\n"
-        f"Second call: {again}\n\nOn failure: {failure}\n"
+        f"Second call: {again}\n\nOn failure: {failure}"
     )
 
 

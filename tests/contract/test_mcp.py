@@ -177,13 +177,18 @@ async def test_rules_of_tools_are_resources_of_a_template(served: Served) -> Non
     (template,) = answer.body["result"]["resourceTemplates"]
     assert template["uriTemplate"] == "rules://service/{tool}"
     items = openapi_of(served)["paths"].values()
+    tools = await listed(served)
     described = {each["operationId"] for item in items for each in item.values()}
     for name, operation in TOOLS.items():
         text = await rules_of(served, name)
         assert operation.tool is not None
         assert operation.tool.description in text
+        for argument, schema in tools[name]["inputSchema"]["properties"].items():
+            assert f"- `{argument}`: {schema['description'].removesuffix('.')}" in text
         (linked,) = re.findall(r"in full: operation (\w+) of \S+/openapi\.json$", text, re.M)
         assert linked in described
+    for second_sentence in ("that of EIP-55", "Recommended for XMR", "docs/use/webhooks.md"):
+        assert second_sentence in await rules_of(served, "create_swap")
     for unknown in ("rules://service/swap", "rules://service/{tool}", "rules://other/get_quote"):
         refused = await stateless(served, "resources/read", {"uri": unknown})
         assert refused.body["error"]["code"] == -32602

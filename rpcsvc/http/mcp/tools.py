@@ -57,10 +57,12 @@ def rules_uri(site: Site, tool: str) -> str:
 
 
 def rules_text(site: Site, operation: Operation, tool: Tool) -> str:
-    """A tool's rules, and where its arguments and result are described in full."""
+    """A tool's rules and arguments, and where its schemas stand in full."""
+    arguments = _arguments(site, operation)["properties"]
+    listed = [f"- `{name}`: {schema['description']}" for name, schema in arguments.items()]
     full = f"operation {camel(operation.name)} of {site.absolute(links.OPENAPI)}"
-    text = f"{tool.description}\n\n{tool.rules}\nArguments and result in full: {full}"
-    return f"# {tool.name}\n\n{text}\n"
+    parts = (f"# {tool.name}", tool.description, tool.rules, "\n".join(listed))
+    return "\n\n".join([*filter(None, parts), f"Arguments and result in full: {full}\n"])
 
 
 def described(site: Site, operation: Operation, tool: Tool, app_meta: Json) -> Json:
@@ -87,19 +89,23 @@ def _annotations(operation: Operation, tool: Tool) -> Json:
 
 
 def input_schema(site: Site, operation: Operation) -> Json:
+    """The short schema of a tool's arguments, for a model: the service checks by the whole one."""
+    left_out = _NOT_FOR_MODELS if operation.creates else (*_NOT_FOR_MODELS, *_CASES)
+    whole = _arguments(site, operation)
+    return _short({name: value for name, value in whole.items() if name not in left_out})
+
+
+def _arguments(site: Site, operation: Operation) -> Json:
     """The schema of the operation's params with MCP's additions: where orders are made, a required
     session and the idempotency key.
-
-    It is short, for a model: the service checks each argument by the whole one.
     """
     parts = lifted(schemas_of(operation, site.networks)["params"], is_answer=False)
-    schema = parts.pop(request_name(operation))
-    if operation.idempotent:
-        properties = {**schema["properties"], IDEMPOTENCY_KEY: _KEY}
-        required = [*schema.get("required", ()), SESSION_ID]
-        schema = {**schema, "properties": properties, "required": required}
-    left_out = _NOT_FOR_MODELS if operation.creates else (*_NOT_FOR_MODELS, *_CASES)
-    return _short({name: value for name, value in schema.items() if name not in left_out})
+    schema: Json = parts[request_name(operation)]
+    if not operation.idempotent:
+        return schema
+    properties = {**schema["properties"], IDEMPOTENCY_KEY: _KEY}
+    required = [*schema.get("required", ()), SESSION_ID]
+    return {**schema, "properties": properties, "required": required}
 
 
 _KEY: Json = {
@@ -115,12 +121,17 @@ _NULL: Final[Json] = {"type": "null"}
 
 
 def _short(schema: Json) -> Json:
-    """A schema without nulls, lengths, long patterns and the fields of nested objects."""
+    """A schema without nulls, lengths, long patterns and the fields of nested objects.
+
+    The first sentence of a description stays; the rules have all of it.
+    """
     short: Json = {}
     for name, value in schema.items():
         match name, value:
             case "maxLength", _:
                 continue
+            case "description", str():
+                short[name] = f"{value.partition('. ')[0].removesuffix('.')}."
             case "pattern", str() if len(value) > _LONGEST_PATTERN:
                 continue
             case "properties", dict():
