@@ -28,6 +28,7 @@ from aiohttp import web
 from rpcsvc import __version__, ids
 from rpcsvc.bootstrap import Running, running
 from rpcsvc.domain.integrators import Integrators
+from rpcsvc.http import rates
 from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
 from rpcsvc.http.documents import recording
 from rpcsvc.http.edge import Cors, Edge, Hosts
@@ -351,6 +352,8 @@ def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
     routes.add_routes(health.routes())
     pages = PagesHttp(gate, up.service, up.dispatcher, site, renderer, health)
     routes.add_routes(pages.routes())
+    kept = settings.rates.every_seconds
+    routes.add_routes(rates.RatesHttp(gate, up.service.venue, up.service.clock, kept).routes())
     books, clock = OperatorBooks(up.database), up.service.clock
     messages, waits = WebhookStore(up.database), up.service.waits
     readout = Readout(
@@ -362,7 +365,7 @@ def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
         Refusals(gate, up.dispatcher, flat, time.monotonic),
         Hosts(settings),
         Cors(
-            discovery.paths,
+            discovery.paths | rates.PATHS,
             site.signature_headers,
             settings.allowed_origins if settings.is_loopback_only else None,
         ),

@@ -32,12 +32,15 @@ if TYPE_CHECKING:
         Order,
         Placed,
         Quote,
+        Restored,
         Status,
         Swap,
     )
+    from rpcsvc.client.sessions import BadSecret, new_secret
     from rpcsvc.client.swap_client import SwapClient, SyncSwapClient
 
 __all__ = [
+    "BadSecret",
     "ClientError",
     "Deliveries",
     "Event",
@@ -54,6 +57,7 @@ __all__ = [
     "QuoteChanged",
     "RateLimited",
     "Refused",
+    "Restored",
     "Retries",
     "Status",
     "Swap",
@@ -62,12 +66,25 @@ __all__ = [
     "Unavailable",
     "Unreachable",
     "Unverified",
+    "new_secret",
 ]
 
-_MODELS = ("Deliveries", "Event", "Funded", "Order", "Placed", "Quote", "Status", "Swap")
+_MODELS = (
+    "Deliveries",
+    "Event",
+    "Funded",
+    "Order",
+    "Placed",
+    "Quote",
+    "Restored",
+    "Status",
+    "Swap",
+)
 _MODULE_OF = {
     **dict.fromkeys(__all__, "errors"),
     **dict.fromkeys(_MODELS, "models"),
+    "BadSecret": "sessions",
+    "new_secret": "sessions",
     "Retries": "calls",
     "SwapClient": "swap_client",
     "SyncSwapClient": "swap_client",

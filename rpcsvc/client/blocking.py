@@ -45,7 +45,7 @@ def finished(call: Coroutine[Any, Any, T]) -> T:
 
 
 def rpc_calls(endpoint: Endpoint, token: str | None, slug: str = "service", **more: Any) -> Calls:
-    """Calls for commands: to /rpc, without retries or signature checks.
+    """Calls for commands: to /rpc, without signature checks, and without retries by default.
 
     A command's caller decides whether to repeat it. ``more``: as Calls takes it.
     """
@@ -53,9 +53,8 @@ def rpc_calls(endpoint: Endpoint, token: str | None, slug: str = "service", **mo
         BlockingTransport(endpoint),
         over_rpc=True,
         trust=Trust(slug, is_on=False),
-        retries=Retries(attempts=1),
         token=token if endpoint.takes_token else None,
-        **more,
+        **{"retries": Retries(attempts=1), **more},
     )
 
 

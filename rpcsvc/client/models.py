@@ -166,6 +166,25 @@ class Status(Model):
         return self.outcome is not None
 
 
+class Restored(Model):
+    """An order found by the secret. Its amounts are decimal strings."""
+
+    order_id: str
+    session_id: str
+    state: str
+    status: str
+    direction: str
+    chain: str
+    deposit_asset: str
+    deposit_amount: str
+    payout_asset: str
+    expected_output: str
+    to_address: str
+    created_at: str
+    expires_at: str
+    completed_at: str | None
+
+
 class Event(Model):
     """Something that happened to an order, and how it stood then."""
 

@@ -26,7 +26,8 @@ from rpcsvc.client.errors import (
     Unverified,
 )
 from rpcsvc.client.feed import Feed
-from rpcsvc.client.models import Deliveries, Event, Funded, Placed, Quote, Status, Swap
+from rpcsvc.client.models import Deliveries, Event, Funded, Placed, Quote, Restored, Status, Swap
+from rpcsvc.client.sessions import Sessions
 from rpcsvc.client.transport import Endpoint, Json, Transport, endpoint_of, socket_endpoint
 from rpcsvc.client.x402 import Signer
 
@@ -42,7 +43,8 @@ class SwapClient:
     With ``kid`` only signatures of that key are accepted. Without it, those of the keys that the
     service publishes at first, and of later ones that it lists beside the first current key.
     ``issuer`` is the site address in attestations, by default ``url``. With a ``token`` calls go
-    to /rpc. ``verify_answers=False`` trusts the connection alone.
+    to /rpc. ``verify_answers=False`` trusts the connection alone. With a ``secret``, as of
+    ``new_secret``, make swaps with ``new_swap``: ``restore`` finds their orders by it alone.
     """
 
     @staticmethod
@@ -51,7 +53,7 @@ class SwapClient:
 
         return AioTransport(endpoint)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each option has a default and is given by its name
         self,
         url: str,
         *,
@@ -62,10 +64,13 @@ class SwapClient:
         slug: str = "service",
         verify_answers: bool = True,
         retries: Retries | None = None,
+        secret: str | None = None,
     ) -> None:
         self._endpoint = endpoint_of(url)
         self._token = token
         self._issuer = (issuer or self._endpoint.url).rstrip("/")
+        self._sessions = None if secret is None else Sessions(secret, self._issuer)
+        self._has_searched = False
         self._trust = Trust(slug, kid, jwks, verify_answers)
         self._retries = retries or Retries()
         self._open: Calls | None = None
@@ -127,8 +132,10 @@ class SwapClient:
         With a ``quote`` no order with worse terms is made (raises QuoteChanged). Raises
         OutcomeUnknown if no answer came: call again with the ``swap`` of the error. To survive a
         crash, store ``swap.held_to(quote)`` first and create that. The order's attestation is
-        checked against the swap, unless ``verify_answers`` is off.
+        checked against the swap, unless ``verify_answers`` is off. Raises ValueError, before
+        anything is sent, for a session that ``restore`` would not find.
         """
+        await self._require_own_session(swap)
         if quote is not None:
             swap = swap.held_to(quote)
         expected = self._expected(swap)
@@ -141,9 +148,51 @@ class SwapClient:
                 raise
             raise OutcomeUnknown(str(error), swap) from error
         placed = Placed.model_validate(envelope["data"])
+        if self._sessions is not None:
+            self._sessions.note_order(swap.session_id)
         if expected is not None:
             await self._check(placed, expected)
         return placed
+
+    async def new_swap(self, **terms: Any) -> Swap:
+        """A swap with the next session of the secret. The first one searches as ``restore`` does.
+
+        ``terms`` are the fields of Swap. Raises ValueError without a secret.
+        """
+        sessions = self._with_secret()
+        if not self._has_searched:
+            await self.restore()
+        return Swap(**terms, session_id=sessions.take())
+
+    async def restore(self) -> list[Restored]:
+        """All orders made with the secret at this service, oldest session first.
+
+        It asks for sessions until 20 in a row have no order. Limits are waited for as in each call.
+        Raises ValueError without a secret.
+        """
+
+        async def ask(params: Json) -> Json:
+            return dict((await self._calls.call("swap.list", params))["data"])
+
+        found = await self._with_secret().search(ask)
+        self._has_searched = True
+        return [Restored.model_validate(order) for order in found]
+
+    def _with_secret(self) -> Sessions:
+        if self._sessions is None:
+            raise ValueError("The client has no secret: make it with SwapClient(url, secret=...).")
+        return self._sessions
+
+    async def _require_own_session(self, swap: Swap) -> None:
+        """Raise ValueError if the client has a secret, and the swap a session of another origin."""
+        if self._sessions is None or self._sessions.includes(swap.session_id):
+            return
+        await self.restore()  # another client with this secret may have made orders meanwhile
+        if not self._sessions.includes(swap.session_id):
+            raise ValueError(
+                "The swap's session_id is not of this client's secret, so restore() would not find"
+                " its order. Make the swap with new_swap(...), or use a client without a secret."
+            )
 
     async def status(self, order_id: str, *, verify_to: str | None = None) -> Status:
         """The current status of an order; ``verify_to``: refused unless it pays to this address."""
@@ -345,6 +394,14 @@ class SyncSwapClient:
     def create(self, swap: Swap, *, quote: Quote | None = None) -> Placed:
         """See SwapClient.create."""
         return finished(self._client.create(swap, quote=quote))
+
+    def new_swap(self, **terms: Any) -> Swap:
+        """See SwapClient.new_swap."""
+        return finished(self._client.new_swap(**terms))
+
+    def restore(self) -> list[Restored]:
+        """See SwapClient.restore."""
+        return finished(self._client.restore())
 
     def status(self, order_id: str, *, verify_to: str | None = None) -> Status:
         """See SwapClient.status."""

@@ -188,8 +188,8 @@ WebhookField = Annotated[
     WebhookParams | None,
     BeforeValidator(_with_url),
     Field(
-        description="Where the order's events are sent as they happen: a URL, or a URL and a"
-        " secret. docs/use/webhooks.md says how to check them.",
+        description="Where the order's events are sent as they happen: a URL, or an object with url"
+        " and secret. docs/use/webhooks.md says how to check them.",
         json_schema_extra=_or_url,
     ),
 ]

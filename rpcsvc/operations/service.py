@@ -84,15 +84,16 @@ class Example(Struct, frozen=True):
 class Tool(Struct, frozen=True):
     """An operation as agents see it over MCP.
 
-    ``description`` says what the call changes, what it needs, its limits, what a second call does
-    and what to do on failure. ``destructive``: it ends something. ``repeatable``: a second call
-    with the same arguments changes nothing more. ``has_app``: its result is an order, which hosts
-    can show.
+    ``description`` is for a model that chooses; ``rules`` say what the call changes, what it needs,
+    its limits, what a second call does and what to do on failure. ``destructive``: it ends
+    something. ``repeatable``: a second call with the same arguments changes nothing more.
+    ``has_app``: its result is an order, which hosts can show.
     """
 
     name: str
     title: str
     description: str
+    rules: str
     destructive: bool = False
     repeatable: bool = True
     has_app: bool = False

@@ -1,7 +1,7 @@
 """Names and texts of the MCP tools, by which a model chooses and calls them.
 
-Each text says what the tool is for, then its effects, what it needs, its limits, what a second call
-does and what to do on failure. Schemas and annotations follow from the operation's row.
+A description has two sentences, because a model reads all of them before it asks anything. The
+rules of a tool are a resource: its use, effects, needs, limits, a second call, and failure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FAILURE: Final = (
 )
 
 
-def _text(
+def _rules(
     purpose: str,
     *,
     effects: str = _NONE,
@@ -31,15 +31,17 @@ def _text(
     failure: str = _FAILURE,
 ) -> str:
     return (
-        f"{purpose} Effects: {effects} Auth: {auth} Limits: {limits} Second call: {again}"
-        f" On failure: {failure}"
+        f"{purpose}\n\nEffects: {effects}\n\nAuth: {auth}\n\nLimits: {limits}\n\n"
+        f"Second call: {again}\n\nOn failure: {failure}"
     )
 
 
 GET_CAPABILITIES: Final = Tool(
     "get_capabilities",
     "Get capabilities",
-    _text(
+    "Lists the chains, directions, limits, rate and deposit policy of this swap service."
+    " Changes nothing; call it first when limits or chains matter.",
+    _rules(
         "Lists the chains, directions, current limits, rate and deposit policy of this swap"
         " service. Call it first, when limits or chains matter.",
         again="gives the values of that moment.",
@@ -48,7 +50,10 @@ GET_CAPABILITIES: Final = Tool(
 PLAN_SWAP: Final = Tool(
     "plan_swap",
     "Plan a swap",
-    _text(
+    "Checks what is known of a swap between XMR and USDC so far, and names what is missing in"
+    " missingInputs. Changes nothing; use it to find out what to ask the user, and get_quote"
+    " for a price.",
+    _rules(
         "Checks what is known of a swap between XMR and USDC so far, and names what is missing in"
         " missingInputs. Every argument may be left out. Use it to find out what to ask the user;"
         " for a price use get_quote.",
@@ -59,7 +64,10 @@ PLAN_SWAP: Final = Tool(
 GET_QUOTE: Final = Tool(
     "get_quote",
     "Get a quote",
-    _text(
+    "Prices an amount now: what the user would receive, the least they would receive, and all"
+    " fees. Changes nothing; show it to the user before create_swap, and pass"
+    " data.quoteDigest on to that.",
+    _rules(
         "Prices an amount at the current rate: what the user would receive, the least they would"
         " receive, fees, and what happens to a deposit in every case. Show it to the user before"
         " create_swap, and pass data.quoteDigest on to that.",
@@ -70,7 +78,11 @@ GET_QUOTE: Final = Tool(
 CREATE_SWAP: Final = Tool(
     "create_swap",
     "Create a swap order",
-    _text(
+    "Makes an order and answers its deposit address, exact amount and expiry in"
+    " data.fundingInstructions; no money moves until the user pays. Call it only once the"
+    " user agrees to a quote and names their own address as to, for XMR a refundAddress too;"
+    " repeat it unchanged when no answer came, which makes no second order.",
+    _rules(
         "Creates an order at the current rate and answers its deposit address, exact amount and"
         " expiry (data.fundingInstructions). Call it only after the user has agreed to a quote and"
         " named their own address as to; always name a refundAddress for XMR, which hides its"
@@ -94,7 +106,10 @@ CREATE_SWAP: Final = Tool(
 GET_SWAP_STATUS: Final = Tool(
     "get_swap_status",
     "Get the status of a swap",
-    _text(
+    "Answers an order as it stands: state, deposits, payout, refund, deadline. Changes"
+    " nothing; after the user has paid, call it with waitSec 25 and the last cursor as"
+    " sinceCursor until state is completed or terminal_failure.",
+    _rules(
         "Answers an order as it stands: state, deposits, payout, refund, deadline. After the user"
         " has paid, call it with waitSec 25 and the last cursor as sinceCursor: it answers when the"
         " order has changed. Go on until state is completed or terminal_failure. With verify, an"
@@ -108,7 +123,9 @@ GET_SWAP_STATUS: Final = Tool(
 CANCEL_SWAP: Final = Tool(
     "cancel_swap",
     "Cancel an unpaid swap",
-    _text(
+    "Ends an order that no deposit was sent to, which can't be undone. Don't cancel if the"
+    " user may have paid already.",
+    _rules(
         "Ends an order that no deposit was sent to. Don't cancel if the user may have paid"
         " already.",
         effects="the order ends, which can't be undone. It is refused once a deposit was seen: that"
@@ -121,7 +138,9 @@ CANCEL_SWAP: Final = Tool(
 LIST_SWAPS: Final = Tool(
     "list_swaps",
     "List a session's swaps",
-    _text(
+    "Lists the orders that were made with a sessionId, newest first. Changes nothing; use it"
+    " to find an order whose orderId was lost.",
+    _rules(
         "Lists the orders that were made with a sessionId, newest first, so that you find one again"
         " whose orderId was lost.",
         auth="the sessionId that they were made with.",
@@ -132,7 +151,10 @@ LIST_SWAPS: Final = Tool(
 CHECK_PAYMENT: Final = Tool(
     "check_payment",
     "Check a payment before it is signed",
-    _text(
+    "Compares a payment that a wallet is about to sign with what the order waits for; changes"
+    " nothing. Have it signed only if data.paymentCheck.safeToSend is true, and never send a"
+    " signed transaction, a key or a seed.",
+    _rules(
         "Holds a payment that a wallet is about to sign against what the order waits for: address,"
         " token contract, chain, amount and time. Send an unsigned transaction, calldata with chain"
         " and contract, a payment URI, or address, amount, asset and chain. Have it signed only if"
@@ -144,7 +166,10 @@ CHECK_PAYMENT: Final = Tool(
 FUND_SWAP: Final = Tool(
     "fund_swap",
     "Pay a USDC order by a signature",
-    _text(
+    "Pays what is due on a USDC order by the user's signature, without gas (x402); without"
+    " payment, error.details.paymentRequired says what to sign. Have it signed only after the"
+    " user agreed to the order, and while data.paymentResponse is null sign no other payment.",
+    _rules(
         "Pays what is due on an order that waits for USDC, without gas: the user's wallet signs,"
         " and the service sends (x402, EIP-3009). Without a payment it fails as payment_required,"
         " and error.details.paymentRequired says what to sign; send the signed PaymentPayload as"
@@ -165,7 +190,9 @@ FUND_SWAP: Final = Tool(
 SET_REFUND_ADDRESS: Final = Tool(
     "set_refund_address",
     "Name a refund address",
-    _text(
+    "Names where a refund goes, once data.actionRequired of get_swap_status is"
+    " refund_address; it can't be changed afterwards. Ask the user for their own address.",
+    _rules(
         "Names where a refund goes, once data.actionRequired of get_swap_status is refund_address."
         " Ask the user for their own address.",
         effects="the refund is sent there; it can't be changed afterwards.",
@@ -177,7 +204,9 @@ SET_REFUND_ADDRESS: Final = Tool(
 CREATE_SUPPORT_TICKET: Final = Tool(
     "create_support_ticket",
     "Create a support ticket",
-    _text(
+    "Leaves a message for the operator, on terminal_failure or when the user needs a person."
+    " Each call makes a ticket, so don't repeat one that was answered.",
+    _rules(
         "Leaves a message for the operator: on terminal_failure, or when the user needs a person."
         " With orderId and sessionId of an order whose actionRequired is refund_address,"
         " walletAddress sets where the refund goes, once.",
@@ -191,7 +220,9 @@ CREATE_SUPPORT_TICKET: Final = Tool(
 SANDBOX_FUND: Final = Tool(
     "sandbox_fund",
     "Sandbox: pay an order",
-    _text(
+    "Sends a simulated deposit to an order, by default what is still due; no real money"
+    " moves. A second call pays a second time.",
+    _rules(
         "Sends a simulated deposit to an order, by default what is still due.",
         effects="simulated money moves, and no other.",
         auth="the orderId alone.",
@@ -202,7 +233,9 @@ SANDBOX_FUND: Final = Tool(
 SANDBOX_FAULT: Final = Tool(
     "sandbox_fault",
     "Sandbox: provoke a fault",
-    _text(
+    "Provokes a fault on the simulated chains, moves their clock or sets the rate, to test an"
+    " agent with every outcome. It may affect all orders of the sandbox, and no real money.",
+    _rules(
         "Provokes a fault on the simulated chains, moves their clock or sets the rate, so that an"
         " agent can be tested with every outcome.",
         effects="all orders of the sandbox may be affected; no real money is.",

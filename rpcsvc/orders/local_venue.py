@@ -176,6 +176,15 @@ class LocalVenue(Venue):
         self._within_limits(direction, chain, amount, self._rates.rate())
 
     @override
+    async def amounts(self, direction: Direction, chain: Chain, client: Client) -> tuple[int, int]:
+        rate = self._rates.rate()
+        least, most = self._limits(direction, chain, rate)
+        room = await self._inventory.room(client, network_of(payout_asset(direction), chain))
+        if room is None:
+            return least, most
+        return least, min(most, payable_deposit(direction, room, rate))
+
+    @override
     async def quote(self, request: QuoteRequest) -> VenueQuote:
         return (await self._priced(request)).quote
 

@@ -483,3 +483,122 @@ def test_each_swap_has_a_session_and_key_of_its_own() -> None:
     assert first.session_id != second.session_id
     assert first.idempotency_key != second.idempotency_key
     assert uuid.UUID(first.session_id).version == 4
+
+
+# --- a secret ---
+
+
+SECRET = bytes(range(32)).hex()
+
+
+async def test_client_without_state_restores_all_orders_of_its_secret(served: Served) -> None:
+    made: dict[str, str] = {}
+    async with client_of(served.url, secret=SECRET) as client:
+        assert await client.restore() == []
+        for _ in range(3):
+            swap = await client.new_swap(**WANTED)
+            made[(await client.create(swap)).order_id] = swap.session_id
+        await client.new_swap(**WANTED)  # derived and never ordered, as before a crash
+        made[(await client.create(await client.new_swap(**WANTED))).order_id] = ""
+    assert len(set(made.values())) == 4
+    async with client_of(served.url) as other:
+        await other.create(Swap(**WANTED))
+    async with client_of(served.url, secret=SECRET) as again:
+        found = {order.order_id: order for order in await again.restore()}
+        assert set(found) == set(made)
+        first, session = next(iter(made.items()))
+        assert found[first].session_id == session
+        assert (found[first].to_address, found[first].deposit_amount) == (EVM, "0.8")
+        assert (await again.cancel(first, session)).outcome == "expired"
+        swap = await again.new_swap(**WANTED)
+        assert swap.session_id not in {order.session_id for order in found.values()}
+
+
+async def test_clients_that_share_a_secret_restore_each_others_orders(served: Served) -> None:
+    async with (
+        client_of(served.url, secret=SECRET) as one,
+        client_of(served.url, secret=SECRET) as other,
+    ):
+        swaps = [await client.new_swap(**WANTED) for client in (one, other)]
+        assert swaps[0].session_id == swaps[1].session_id
+        placed = [await one.create(swaps[0]), await other.create(swaps[1])]
+        assert len({each.order_id for each in placed}) == 2
+        for _ in range(25):
+            await one.create(await one.new_swap(**WANTED))
+        late = await one.new_swap(**WANTED)
+        await other.create(late)  # the other one has to learn of 25 orders first
+        assert len(await other.restore()) == 28
+    assert served.count("orders") == 28
+
+
+async def test_create_refuses_a_session_that_is_not_of_the_secret(
+    served: Served, line: FaultyLine
+) -> None:
+    async with client_of(line.url, secret=SECRET) as client:
+        with pytest.raises(ValueError, match="new_swap"):
+            await client.create(Swap(**WANTED))
+    assert served.count("orders") == 0
+    assert [each for each in line.passed if each.method == "POST"] == []
+    async with client_of(served.url) as client:
+        with pytest.raises(ValueError, match="has no secret"):
+            await client.restore()
+        with pytest.raises(ValueError, match="has no secret"):
+            await client.new_swap(**WANTED)
+
+
+async def test_secret_is_never_sent_and_sessions_differ_by_service(
+    served: Served, line: FaultyLine
+) -> None:
+    async with client_of(line.url, secret=SECRET) as client:
+        swap = await client.new_swap(**WANTED)
+        await client.create(swap)
+    for each in line.passed:
+        sent = f"{each.target} {each.headers}".encode() + each.body
+        assert SECRET.encode() not in sent
+        assert bytes.fromhex(SECRET) not in sent
+    async with client_of(served.url, secret=SECRET, issuer="https://other.example") as elsewhere:
+        sessions = {(await elsewhere.new_swap(**WANTED)).session_id for _ in range(20)}
+    assert swap.session_id not in sessions
+
+
+async def test_restored_order_of_a_stranger_shows_its_destination(served: Served) -> None:
+    async with client_of(served.url, secret=SECRET) as client, client_of(served.url) as stranger:
+        seen = await client.new_swap(**WANTED)
+        elsewhere = "0x" + "1" * 40
+        await stranger.create(
+            seen.model_copy(update={"to": elsewhere, "idempotency_key": "k" * 20})
+        )
+        (found,) = await client.restore()
+        assert (found.session_id, found.to_address) == (seen.session_id, elsewhere)
+        placed = await client.create(seen)
+        assert placed.order_id != found.order_id
+        assert {order.to_address for order in await client.restore()} == {EVM, elsewhere}
+
+
+async def test_restore_waits_for_limits_as_each_call_does(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"rate_limit__enabled": True, "rate_limit__requests_per_minute": 10}
+    pauses: list[float] = []
+
+    async with serving(tmp_path, **limits) as served:
+
+        async def note(seconds: float) -> None:
+            pauses.append(seconds)
+
+        retries = Retries(attempts=3, longest=120, sleep=note)
+        async with client_of(served.url, retries=retries, secret=SECRET) as client:
+            with pytest.raises(RateLimited):
+                await client.restore()
+    assert len(pauses) == 2
+
+
+async def test_sync_client_restores_over_rpc(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
+
+        def run() -> None:
+            options: dict[str, Any] = {"issuer": ISSUER, "token": TOKEN, "secret": SECRET}
+            with SyncSwapClient(served.url, **options) as client:
+                placed = client.create(client.new_swap(**WANTED))
+            with SyncSwapClient(served.url, **options) as client:
+                assert [each.order_id for each in client.restore()] == [placed.order_id]
+
+        await asyncio.to_thread(run)

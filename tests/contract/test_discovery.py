@@ -51,6 +51,8 @@ TYPES = {
     links.API_CATALOG: "application/linkset+json;"
     ' profile="https://www.rfc-editor.org/info/rfc9727"',
     links.SECURITY_TXT: "text/plain; charset=utf-8",
+    links.RATES_XML: "application/xml",
+    links.RATES_JSON: "application/json",
     links.SITEMAP: "application/xml",
     links.ROBOTS: "text/plain; charset=utf-8",
     links.LOGO: "image/svg+xml",

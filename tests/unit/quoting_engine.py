@@ -46,6 +46,9 @@ class QuotingVenue:
         self.authorizations = authorization_funding(orders, cast("Any", None), 1_000)
         self._clock = orders.clock
 
+    async def amounts(self, direction: Direction, chain: Chain, client: Client) -> tuple[int, int]:
+        raise Unavailable("Ask for a quote.")
+
     async def quote(self, request: QuoteRequest) -> VenueQuote:
         price = Price(RATE, 0, 0, 9_900)
         output = price.output(request.direction, request.amount.units)

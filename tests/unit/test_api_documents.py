@@ -112,7 +112,7 @@ def test_only_operations_with_a_path_are_described(site: Site) -> None:
         paths = openapi_document(offered)["paths"]
         offered_ops = [op for op in offered.operations if op.path]
         expected = {(f"{API_ROOT}{op.path}", op.method.lower()) for op in offered_ops}
-        expected |= {(links.HEALTH, "get"), (links.QUICKSTART, "get")}
+        expected |= {(links.HEALTH, "get"), (links.QUICKSTART, "get"), (links.RATES_JSON, "get")}
         expected |= {(BFF_ROOT + op.path, op.method.lower()) for op in BFF_OPERATIONS}
         expected.add((f"{BFF_ROOT}/health", "get"))
         assert {(path, method) for path, item in paths.items() for method in item} == expected
@@ -130,7 +130,7 @@ def test_paths_are_whole_and_the_server_is_the_site(site: Site) -> None:
     document = openapi_document(replace(site, url="https://swap.example"))
     assert [server["url"] for server in document["servers"]] == ["https://swap.example"]
     for path, item in document["paths"].items():
-        assert path.startswith((f"{API_ROOT}/", f"{BFF_ROOT}/"))
+        assert path.startswith((f"{API_ROOT}/", f"{BFF_ROOT}/")) or path == links.RATES_JSON
         assert not [method for method, call in item.items() if "servers" in call]
 
 

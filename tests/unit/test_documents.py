@@ -19,6 +19,7 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.order import AGENT_STATE_OF, AgentState, OnDeadline
 from rpcsvc.errors import ServiceError
+from rpcsvc.http import rates
 from rpcsvc.http.discovery import Document, DocumentCache, Renewal, Sources, catalogue, is_current
 from rpcsvc.http.documents import advice, agent, links, llms, wellknown
 from rpcsvc.http.documents import recording as recordings
@@ -436,7 +437,8 @@ def test_every_document_is_described_or_is_part_of_the_home_page(site: Site) -> 
     documents = catalogue(site, Sources(dict, dict, dict, recordings.load, lambda: KEY))
     paths = [path for document in documents for path in document.paths]
     assert len(paths) == len(set(paths))
-    assert set(paths) == {*links.DESCRIPTIONS, *links.ALIASES, links.LOGO}
+    described = {*links.DESCRIPTIONS, *links.ALIASES, links.LOGO}
+    assert {*paths, *rates.PATHS} == described  # the rates have routes of their own
 
 
 def test_another_address_and_slug_show_everywhere(site: Site) -> None:

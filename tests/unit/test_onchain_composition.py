@@ -20,6 +20,7 @@ from rpcsvc.domain.events import DeadlinePassed
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Terms
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.http.rates import offers
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.processor import OrderProcessor
@@ -51,6 +52,10 @@ async def test_network_is_known_before_the_engine_is_loaded(up: Running) -> None
 async def test_one_node_for_a_table_of_many_chains_is_enough_to_start(up: Running) -> None:
     assert [chain.name for chain in up.service.chains.all()] == ["arbitrum"]
     assert not (await up.engine.health()).ok
+
+
+async def test_nothing_is_listed_while_no_daemon_answers(up: Running) -> None:
+    assert await offers(up.service.venue) == []
 
 
 async def test_real_wallets_are_audited_and_have_a_treasury(up: Running) -> None:

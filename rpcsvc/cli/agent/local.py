@@ -21,14 +21,15 @@ from rpcsvc.operations.inputs import is_session_id
 from rpcsvc.operations.table import OPERATIONS
 
 
-def call_in_process(context: Context, params: Json, key: Any, session: str | None) -> Json:
+def call_in_process(
+    context: Context, name: str, params: Json, key: Any, session: str | None
+) -> Json:
     """Run the service in this process for one call; returns its envelope. Raises as
     ``in_process``.
     """
     settings = context.settings()
     # Log lines would only mix with the answer.
     configure_logging(settings.log.format, "error")
-    name = context.options.called.operation
     operation = next(each for each in OPERATIONS if each.name == name)
     call_id = _call_id(context.options.request_id)
 

@@ -32,11 +32,14 @@ from rpcsvc.cli.context import (
     complain,
 )
 from rpcsvc.client.blocking import finished, rpc_calls
-from rpcsvc.client.errors import Refused
+from rpcsvc.client.calls import Retries
+from rpcsvc.client.errors import Refused, refusal
+from rpcsvc.client.sessions import Sessions
 from rpcsvc.client.transport import MAYBE_DONE, endpoint_of, find_endpoint
 from rpcsvc.errors import InvalidJson
 from rpcsvc.terminal import printable
 
+RESTORE: Final = "agent:swap:restore"
 COMMANDS_FILE: Final = Path(__file__).parent / "commands.json"
 STATE_NAME = "cli-state.json"
 KEPT_SERVICES = 20
@@ -44,6 +47,10 @@ KEPT_SERVICES = 20
 HERE = ""
 
 FIELD: Final = "field_"
+_RESTORED: Final = "swap.restore"
+# The sessions of a secret among which the remembered one is looked for.
+_MOST_SESSIONS: Final = 10_000
+_ONCE: Final = Retries(attempts=1)
 # The defaults of the settings brand.slug and engine.
 _SLUG: Final = "service"
 _NETWORK: Final = "sandbox"
@@ -86,6 +93,8 @@ def commands() -> tuple[Command, ...]:
 
 def operation_of(name: str | None) -> str:
     """The operation of a command, or ``unknown``."""
+    if name == RESTORE:
+        return _RESTORED
     return next((each.operation for each in commands() if each.name == name), "unknown")
 
 
@@ -181,13 +190,77 @@ def run_operation(context: Context) -> int:
     state = CliState() if options.stateless else memory.load()
     if state.order_id and command.takes("orderId"):
         params.setdefault("orderId", state.order_id)
-    envelope = _send(context, service, params, key, state.session_id)
+    try:
+        session = _session(context, service, params, state.session_id)
+        envelope = _send(context, service, command.operation, params, key, session)
+    except Refused as refused:
+        envelope = refused.envelope
     try:
         print_envelope(envelope, pretty=options.pretty)
     finally:
         if not options.stateless:
             _remember(memory, state, command, envelope)
     return OK if envelope["ok"] else FAILED
+
+
+def restore(context: Context) -> int:
+    """Print all orders of a secret as one envelope; returns the exit status.
+
+    Raises UsageError, BadUrl, SettingsError and Unreachable; after the calls, AnswerUnwritten and
+    BrokenPipeError.
+    """
+    service = service_of(context)
+    sessions = _sessions(context, makes=False)
+    last: Json = {}
+
+    async def ask(params: Json) -> Json:
+        last.update(_listed(context, service, params))
+        return dict(last["data"])
+
+    try:
+        found = finished(sessions.search(ask))
+    except Refused as refused:
+        print_envelope(refused.envelope, pretty=context.options.pretty)
+        return FAILED
+    data = {"network": last["data"].get("network"), "sessionId": None, "sessionSource": "none"}
+    restored = {"operation": _RESTORED, "nextActions": [], "data": {**data, "orders": found}}
+    print_envelope({**last, **restored}, pretty=context.options.pretty)
+    return OK
+
+
+def _session(
+    context: Context, service: CalledService, params: Json, remembered: str | None
+) -> str | None:
+    """The session for a call that names none: the next one of the secret, else the remembered one.
+
+    A remembered session of the secret saves the search. Raises UsageError and Refused.
+    """
+    if getattr(context.options, "secret_file", None) is None:
+        return remembered
+    if "sessionId" in params:
+        raise UsageError("Give --secret-file or a session id: the secret gives the session.")
+    sessions = _sessions(context, makes=True)
+    if remembered is None or not sessions.note_order(remembered, _MOST_SESSIONS):
+
+        async def ask(params: Json) -> Json:
+            return dict(_listed(context, service, params)["data"])
+
+        finished(sessions.search(ask))
+    return sessions.take()
+
+
+def _sessions(context: Context, *, makes: bool) -> Sessions:
+    """The sessions of the given secret at the called service. Raises UsageError and BadUrl."""
+    url = context.url()
+    issuer = endpoint_of(url).url if url else context.settings().effective_site_url
+    from rpcsvc.cli.agent.secret_file import sessions_at  # noqa: PLC0415 - few calls have a secret
+
+    return sessions_at(context.options.secret_file, issuer, makes=makes)
+
+
+def _listed(context: Context, service: CalledService, params: Json) -> Json:
+    """The envelope of a page of a session's orders. Waits for limits. Raises Refused."""
+    return _send(context, service, "swap.list", params, retries=Retries())
 
 
 # --- inputs ----------------------------------------------------------------------------------
@@ -313,27 +386,36 @@ def service_of(context: Context) -> CalledService:
 
 
 def _send(
-    context: Context, service: CalledService, params: Json, key: Any, session: str | None
+    context: Context,
+    service: CalledService,
+    operation: str,
+    params: Json,
+    key: Any = None,
+    session: str | None = None,
+    retries: Retries = _ONCE,
 ) -> Json:
     """Call the endpoint, or run the operation in this process if there is none; returns the
-    envelope.
+    envelope. Raises Refused.
 
-    ``session`` is the remembered one, for a call that names none.
+    ``session`` is used for a call that names none.
     """
     endpoint = find_endpoint(context.url(), service.data_dir)
     if endpoint is None:
         from rpcsvc.cli.agent.local import call_in_process  # noqa: PLC0415 - the whole service
 
-        return call_in_process(context, params, key, session)
+        envelope = call_in_process(context, operation, params, key, session)
+        if not envelope["ok"]:
+            raise refusal(envelope, None)
+        return envelope
     calls = rpc_calls(
-        endpoint, service.token, service.slug, network=service.network, local_session=session
+        endpoint,
+        service.token,
+        service.slug,
+        network=service.network,
+        local_session=session,
+        retries=retries,
     )
-    options = context.options
-    call = calls.call(options.called.operation, params, key=key, request_id=options.request_id)
-    try:
-        return finished(call)
-    except Refused as refused:
-        return refused.envelope
+    return finished(calls.call(operation, params, key=key, request_id=context.options.request_id))
 
 
 def print_envelope(envelope: Json, *, pretty: bool | None) -> None:
@@ -358,6 +440,13 @@ def add_commands(parsers: Any) -> None:
     """Add the commands to the parser."""
     for command in commands():
         _add_command(parsers, command)
+    text = "Find all orders that were made with a secret."
+    parser = parsers.add_parser(RESTORE, help=text, description=text)
+    add_common(parser)
+    group = parser.add_argument_group("the call")
+    _add_secret(group, "the secret that the orders were made with", required=True)
+    _add_answer_options(group)
+    parser.set_defaults(command=restore)
 
 
 def _add_command(parsers: Any, command: Command) -> None:
@@ -400,15 +489,25 @@ def _integer(text: str) -> int:
 
 def _add_call_options(parser: argparse.ArgumentParser, command: Command) -> None:
     group = parser.add_argument_group("the call")
-    group.add_argument("--request-id", action=TextOption, metavar="ID", help="echoed in the answer")
     group.add_argument(
         "--stateless", action="store_true", help="neither read nor write local state"
     )
-    add_target(group)
     if command.idempotent:
         group.add_argument(
             "--idempotency-key", action=TextOption, metavar="KEY", help="makes a retry safe"
         )
+    if command.creates:
+        _add_secret(group, "derive the session from the secret here; made if it is missing")
+    _add_answer_options(group)
+
+
+def _add_secret(group: Any, text: str, **extra: Any) -> None:
+    group.add_argument("--secret-file", action=Once, type=Path, metavar="FILE", help=text, **extra)
+
+
+def _add_answer_options(group: Any) -> None:
+    group.add_argument("--request-id", action=TextOption, metavar="ID", help="echoed in the answer")
+    add_target(group)
     shape = group.add_mutually_exclusive_group()
     shape.add_argument("--pretty", action="store_true", default=None, help="indent the answer")
     shape.add_argument("--compact", dest="pretty", action="store_false", help="one line")

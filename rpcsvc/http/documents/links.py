@@ -29,6 +29,8 @@ OPENAPI_WELL_KNOWN = "/.well-known/openapi.json"
 OPENRPC = "/openrpc.json"
 LLMS = "/llms.txt"
 LLMS_FULL = "/llms-full.txt"
+RATES_XML = "/rates.xml"
+RATES_JSON = "/rates.json"
 ROBOTS = "/robots.txt"
 SITEMAP = "/sitemap.xml"
 
@@ -45,6 +47,8 @@ DESCRIPTIONS: dict[str, str] = {
     SERVER_CARD: "MCP server card: where MCP is served, and in which revisions",
     AI_CATALOG: "AI catalogue that points to the server card",
     API_CATALOG: "API catalog (RFC 9727)",
+    RATES_XML: "amounts and rates on offer now, as rate listings read them",
+    RATES_JSON: "the same in JSON",
     SECURITY_TXT: "where to report a security problem (RFC 9116)",
     SITEMAP: "the list of these documents for crawlers",
     ROBOTS: "what crawlers may read",

@@ -45,7 +45,15 @@ from rpcsvc.http.mcp.revisions import (
     client_of,
     is_stateless,
 )
-from rpcsvc.http.mcp.tools import OrderApp, described, instructions, result_meta, tools_of
+from rpcsvc.http.mcp.tools import (
+    OrderApp,
+    described,
+    instructions,
+    result_meta,
+    rules_text,
+    rules_uri,
+    tools_of,
+)
 from rpcsvc.http.messages import error_headers, read_body, require_json, respond
 from rpcsvc.http.operation_routes import (
     carry_out,
@@ -62,6 +70,7 @@ from rpcsvc.orders.quoted import FIELD
 from rpcsvc.strict_json import Json
 
 _TTL_MS: Final = 300_000
+_MARKDOWN: Final = "text/markdown"
 _CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}, "extensions": {APPS: {}}}
 _STATELESS_CAPABILITIES: Final[Json] = {**_CAPABILITIES, "extensions": {APPS: {}, TASKS: {}}}
 _QUOTED: Final = ("direction", "chain", "amount", "funding")
@@ -258,7 +267,13 @@ class McpHttp:
         self, _caller: Caller, client: McpClient, _hint: str | None, params: Json
     ) -> Json:
         _require_first_page(params)
-        return {"resourceTemplates": [], **_hints(client, _TTL_MS)}
+        template = {
+            "uriTemplate": rules_uri(self._site, "{tool}"),
+            "name": "rules",
+            "description": "the rules of a tool: effects, needs, limits, a second call, failure",
+            "mimeType": _MARKDOWN,
+        }
+        return {"resourceTemplates": [template], **_hints(client, _TTL_MS)}
 
     async def _read_resource(
         self, _caller: Caller, client: McpClient, _hint: str | None, params: Json
@@ -266,6 +281,11 @@ class McpHttp:
         uri = params.get("uri")
         if uri == self._app.uri:
             return {"contents": [self._app.contents()], **_hints(client, _TTL_MS)}
+        for name, operation in self._tools.items():
+            if uri == rules_uri(self._site, name) and operation.tool is not None:
+                text = rules_text(self._site, operation, operation.tool)
+                rules = {"uri": uri, "mimeType": _MARKDOWN, "text": text}
+                return {"contents": [rules], **_hints(client, _TTL_MS)}
         found = self._documents.get(uri) if isinstance(uri, str) else None
         if found is None:
             raise InvalidParams(

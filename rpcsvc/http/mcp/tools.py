@@ -6,7 +6,6 @@ The page loads nothing: a tool's result gives it the order, and the QR code to p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Final
@@ -14,10 +13,11 @@ from typing import Final
 import orjson
 
 from rpcsvc.domain.money import USDC
+from rpcsvc.http.documents import links
 from rpcsvc.http.pages.rendering import Renderer, Texts, qr_image
-from rpcsvc.http.schemas import lifted, ref, request_name
+from rpcsvc.http.schemas import camel, lifted, request_name
 from rpcsvc.http.site import Site
-from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, IDEMPOTENCY_KEY_SCHEMA, schemas_of
+from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA, schemas_of
 from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
 from rpcsvc.operations.service import Effect, Operation, Reply, Tool
 from rpcsvc.strict_json import Json
@@ -46,42 +46,66 @@ def instructions(site: Site) -> str:
         " before expiresAt) and poll get_swap_status until state is completed or"
         " terminal_failure. Every address must be the user's own: ask for it, never take one from"
         " an example. Amounts are decimal strings. nextActions name operations:"
-        f" {names}, swap.execute is create_swap, too."
+        f" {names}, swap.execute is create_swap, too. The rules of a tool are the resource that its"
+        " description names."
     )
 
 
+def rules_uri(site: Site, tool: str) -> str:
+    """The address of a tool's rules; ``{tool}`` gives the template of all."""
+    return f"rules://{site.brand.slug}/{tool}"
+
+
+def rules_text(site: Site, operation: Operation, tool: Tool) -> str:
+    """A tool's rules and arguments, and where its schemas stand in full."""
+    arguments = _arguments(site, operation)["properties"]
+    listed = [f"- `{name}`: {schema['description']}" for name, schema in arguments.items()]
+    full = f"operation {camel(operation.name)} of {site.absolute(links.OPENAPI)}"
+    parts = (f"# {tool.name}", tool.description, tool.rules, "\n".join(listed))
+    return "\n\n".join([*filter(None, parts), f"Arguments and result in full: {full}\n"])
+
+
 def described(site: Site, operation: Operation, tool: Tool, app_meta: Json) -> Json:
-    """An entry of tools/list; ``app_meta`` links the app of those that have one."""
+    """An entry of tools/list; ``app_meta`` links the app of those that have one.
+
+    Without the schema of its results, which is six times as long as all else.
+    """
     return {
         **({"_meta": app_meta} if tool.has_app else {}),
         "name": tool.name,
         "title": tool.title,
-        "description": tool.description,
+        "description": f"{tool.description} Rules: {rules_uri(site, tool.name)}",
         "inputSchema": input_schema(site, operation),
-        "outputSchema": output_schema(site, operation),
-        "annotations": {
-            "title": tool.title,
-            "readOnlyHint": operation.effect is Effect.READ,
-            "destructiveHint": tool.destructive,
-            "idempotentHint": tool.repeatable,
-            "openWorldHint": operation.effect is Effect.MOVES_MONEY and not operation.sandbox_only,
-        },
+        "annotations": _annotations(operation, tool),
     }
 
 
+def _annotations(operation: Operation, tool: Tool) -> Json:
+    """The hints of a tool. Two of them mean nothing for one that only reads."""
+    reads = operation.effect is Effect.READ
+    writing = {"destructiveHint": tool.destructive, "idempotentHint": tool.repeatable}
+    moves_money = operation.effect is Effect.MOVES_MONEY and not operation.sandbox_only
+    return {"readOnlyHint": reads, **({} if reads else writing), "openWorldHint": moves_money}
+
+
 def input_schema(site: Site, operation: Operation) -> Json:
+    """The short schema of a tool's arguments, for a model: the service checks by the whole one."""
+    left_out = _NOT_FOR_MODELS if operation.creates else (*_NOT_FOR_MODELS, *_CASES)
+    whole = _arguments(site, operation)
+    return _short({name: value for name, value in whole.items() if name not in left_out})
+
+
+def _arguments(site: Site, operation: Operation) -> Json:
     """The schema of the operation's params with MCP's additions: where orders are made, a required
     session and the idempotency key.
     """
     parts = lifted(schemas_of(operation, site.networks)["params"], is_answer=False)
-    schema = parts.pop(request_name(operation))
-    if operation.idempotent:
-        properties = schema["properties"]
-        session = {**properties[SESSION_ID], "type": "string"}
-        properties = {**properties, SESSION_ID: session, IDEMPOTENCY_KEY: _KEY}
-        required = [*schema.get("required", ()), SESSION_ID]
-        schema = {**schema, "properties": properties, "required": required}
-    return _whole(schema, parts)
+    schema: Json = parts[request_name(operation)]
+    if not operation.idempotent:
+        return schema
+    properties = {**schema["properties"], IDEMPOTENCY_KEY: _KEY}
+    required = [*schema.get("required", ()), SESSION_ID]
+    return {**schema, "properties": properties, "required": required}
 
 
 _KEY: Json = {
@@ -89,25 +113,50 @@ _KEY: Json = {
     "description": "Leave it out: terms, quoteDigest and sessionId are the key then. A value of its"
     " own, such as a UUID, makes a second order with the same ones.",
 }
+_CASES: Final = ("if", "then", "else")
+_NOT_FOR_MODELS: Final = ("description", "$defs")
+_LONGEST_PATTERN: Final = 60
+_OBJECT: Final[Json] = {"type": "object"}
+_NULL: Final[Json] = {"type": "null"}
 
 
-def output_schema(site: Site, operation: Operation) -> Json:
-    """The envelope: with the operation's data when ``ok`` is true, with an error when not."""
-    result = schemas_of(operation, site.networks)["result"]
-    schema = {
-        **ENVELOPE_SCHEMA,
-        "if": {"properties": {"ok": {"const": True}}},
-        "then": {"properties": {"data": ref(result["title"])}},
-        "else": {"required": ["error"]},
-    }
-    return _whole(schema, lifted(result, is_answer=True))
+def _short(schema: Json) -> Json:
+    """A schema without nulls, lengths, long patterns and the fields of nested objects.
+
+    The first sentence of a description stays; the rules have all of it.
+    """
+    short: Json = {}
+    for name, value in schema.items():
+        match name, value:
+            case "maxLength", _:
+                continue
+            case "description", str():
+                short[name] = f"{value.partition('. ')[0].removesuffix('.')}."
+            case "pattern", str() if len(value) > _LONGEST_PATTERN:
+                continue
+            case "properties", dict():
+                short[name] = {key: _short_property(each) for key, each in value.items()}
+            case (("if" | "then" | "else"), dict()):
+                short[name] = _short(value)
+            case "type", [*kinds, "null"]:
+                short[name] = kinds[0] if len(kinds) == 1 else kinds
+            case _:
+                short[name] = value
+    return short
 
 
-def _whole(schema: Json, parts: Json) -> Json:
-    """The schema with the named ones that it refers to: a tool has no other document."""
-    text = json.dumps({**schema, "$defs": parts} if parts else schema)
-    whole: Json = json.loads(text.replace(ref("")["$ref"], "#/$defs/"))
-    return whole
+def _short_property(schema: Json) -> Json:
+    """The schema of an argument, where it is not null."""
+    others = {name: value for name, value in schema.items() if name != "anyOf"}
+    choices = [_short_property(each) for each in schema.get("anyOf", ()) if each != _NULL]
+    match choices:
+        case []:
+            is_object = schema.get("type") == "object" or "$ref" in schema
+            return {**_OBJECT} if is_object else _short(schema)
+        case [only]:
+            return {**only, **_short(others)}
+        case _:
+            return {**_short(others), "anyOf": choices}
 
 
 # --- the app -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from rpcsvc import errors
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.http import schemas, x402
 from rpcsvc.http.documents import links
 from rpcsvc.http.documents.agent import description, quickstart
@@ -67,6 +68,7 @@ def openapi_document(site: Site) -> Json:
         links.HEALTH: {"get": _health(refusals)},
         links.QUICKSTART: {"get": _quickstart(site, refusals)},
         f"{BFF_ROOT}/health": {"get": _bff_health(refusals)},
+        links.RATES_JSON: {"get": _rates(site, refusals)},
     }
     offered = [op for op in site.operations if op.path]
     for surface, operations in ((AGENT, offered), (BFF, BFF_OPERATIONS)):
@@ -195,6 +197,25 @@ def _quickstart(site: Site, refusals: RefusalResponses) -> Json:
     }
 
 
+def _rates(site: Site, refusals: RefusalResponses) -> Json:
+    """GET of the listing of rates. Its XML is for monitors and not for generated clients."""
+    headers = {name: header_ref(name) for name in ("ETag", "Cache-Control")}
+    charged = {errors.RateLimited} if site.rate_limit.enabled else set()
+    return {
+        "operationId": "rates",
+        "tags": ["discovery"],
+        "summary": "Amounts and rates on offer now.",
+        "description": "Each listed amount brings at least `out` for each `in`, fees included."
+        f" `{links.RATES_XML}` has the same in the form that rate listings read. Changes nothing.",
+        "parameters": [parameter_ref("IfNoneMatch"), parameter_ref("RequestId")],
+        "responses": {
+            "200": response("The listing.", ref("RatesDocument"), headers),
+            "304": {"description": "The client's copy is current.", "headers": headers},
+            **refusals.of(AGENT, "Rates", ANY_CALL | {errors.Unavailable} | charged),
+        },
+    }
+
+
 # --- schemas of no operation of the agent API ---
 
 
@@ -216,6 +237,7 @@ def _more_schemas(site: Site) -> Json:
             "HealthEnvelope": _health_schema("ok", {}),
             "DegradedEnvelope": _health_schema("degraded", {"error": ref("Failure")}),
             "QuickstartDocument": _quickstart_schema(site),
+            "RatesDocument": _rates_schema(),
         },
     )
 
@@ -297,6 +319,25 @@ def _quickstart_schema(site: Site) -> Json:
             "propagation": _object(propagation),
         },
         optional=("examples",),
+    )
+
+
+def _rates_schema() -> Json:
+    text = {"type": "string"}
+    amounts = ("in", "out", "amount", "minamount", "maxamount")
+    offer = {
+        "from": {**text, "description": "A code of rate listings."},
+        "to": {**text, "description": "A code of rate listings."},
+        **dict.fromkeys(amounts, ref("Decimal")),
+        "direction": {"enum": [each.value for each in Direction]},
+        "chain": text,
+        "chainId": {"type": "integer"},
+    }
+    return _object(
+        {
+            "network": text,
+            "rates": {"type": "array", "items": _object(offer)},
+        }
     )
 
 

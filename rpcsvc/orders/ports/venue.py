@@ -268,6 +268,13 @@ class Venue(Protocol):
         """
         ...
 
+    async def amounts(self, direction: Direction, chain: Chain, client: Client) -> tuple[int, int]:
+        """The least and the most that a client can order on a chain now, in deposit units.
+
+        Raises errors.Unavailable where they are not known for all amounts.
+        """
+        ...
+
     async def quote(self, request: QuoteRequest) -> VenueQuote:
         """A price. Raises Unavailable, UnsupportedChain, RateLimited and the limits' errors."""
         ...

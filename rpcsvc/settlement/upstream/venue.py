@@ -86,6 +86,10 @@ class UpstreamVenue(Venue):
         await self._upstream.quote(UpstreamRequest(direction, chain, amount))
 
     @override
+    async def amounts(self, direction: Direction, chain: Chain, client: Client) -> tuple[int, int]:
+        raise Unavailable("The upstream prices each amount by itself. Ask for a quote.")
+
+    @override
     async def quote(self, request: QuoteRequest) -> VenueQuote:
         # The upstream's fees are within its price, and it checks its own limits.
         quote, _ = await self._priced(request)
