@@ -8,6 +8,7 @@ import pytest
 from msgspec import UNSET, UnsetType
 
 from rpcsvc.domain.order import OrderStatus
+from rpcsvc.http.schemas import lifted
 from rpcsvc.operations.models import Time, View, about, schema_of
 from rpcsvc.operations.service import Answer, Operation
 from rpcsvc.operations.table import OPERATIONS
@@ -48,6 +49,11 @@ def test_schema_says_what_the_declaration_says() -> None:
     ended = schema["properties"]["endedAt"]
     assert ended["description"] == "When it ended."
     assert [each["type"] for each in ended["anyOf"]] == ["string", "null"]
+
+
+def test_documents_keep_what_a_nullable_value_is() -> None:
+    ended = lifted(schema_of(Sample), is_answer=True)["Sample"]["properties"]["endedAt"]
+    assert (ended["type"], ended["description"]) == (["string", "null"], "When it ended.")
 
 
 def test_schema_of_an_enum_keeps_its_order() -> None:
