@@ -17,11 +17,15 @@ from array import array
 from itertools import accumulate
 from typing import Any, Final, NoReturn
 
+import msgspec
 import orjson
+from msgspec import Struct
 
 from rpcsvc.errors import InvalidJson, showable
 
 Json = dict[str, Any]
+
+_encode: Final = msgspec.json.Encoder().encode
 
 # A float can hold any of these, too: some fields take either.
 _LONGEST_INT_CHARS: Final = 300
@@ -80,12 +84,18 @@ def _plain(body: bytes) -> Any | None:
 
 
 def dumps(value: Any) -> bytes:
-    """Write ``value`` as compact UTF-8 JSON.
+    """Write ``value`` as compact UTF-8 JSON; Structs in it, too.
 
     Raises orjson.JSONEncodeError (a TypeError) for what is not a JSON value: a fault of the
     service, since nothing that ``loads`` returns can cause it.
     """
-    return orjson.dumps(value)
+    return orjson.dumps(value, default=_written)
+
+
+def _written(value: Any) -> orjson.Fragment:
+    if isinstance(value, Struct):
+        return orjson.Fragment(_encode(value))
+    raise TypeError(type(value).__name__)
 
 
 def _check_depth(body: bytes, max_depth: int) -> None:

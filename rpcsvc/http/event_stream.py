@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
-import orjson
 import structlog
 from aiohttp import web
 
 from rpcsvc.errors import InvalidInput, ServiceError
 from rpcsvc.http.messages import JSON
+from rpcsvc.operations.models import EventView
 from rpcsvc.operations.service import Parts
-from rpcsvc.strict_json import Json
+from rpcsvc.strict_json import dumps
 
 log = structlog.get_logger(__name__)
 
@@ -86,5 +86,5 @@ class EventStream(web.StreamResponse):
         await super().write_eof(data)
 
 
-def _written(event: Json) -> bytes:
-    return b"id: %d\ndata: %b\n\n" % (event["cursor"], orjson.dumps(event))
+def _written(event: EventView) -> bytes:
+    return b"id: %d\ndata: %b\n\n" % (event.cursor, dumps(event))

@@ -7,10 +7,10 @@ taken now: a payment stuck on one chain, or an upstream order in doubt, does not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import orjson
 from aiohttp import web
+from msgspec.structs import asdict
 
 from rpcsvc import __version__
 from rpcsvc.clock import iso8601
@@ -20,11 +20,14 @@ from rpcsvc.health import Health
 from rpcsvc.http.gate import CALLER, Gate
 from rpcsvc.http.messages import OPERATION, error_headers, respond
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
+from rpcsvc.operations.bff_models import BffHealth
 from rpcsvc.operations.dispatch import failure, finish, head
-from rpcsvc.operations.service import NO_SESSION, Answer, Service, with_session
+from rpcsvc.operations.models import Result
+from rpcsvc.operations.service import Answer, Service
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import Database
+from rpcsvc.strict_json import dumps
 
 _AGENT_HEALTH = "health"
 
@@ -69,7 +72,7 @@ class HealthRoutes:
         request[CALLER] = caller = self._gate.admit(request)
         is_insider = self._gate.is_insider(request, caller)
         checks = await self.checks()
-        body = {**self._summary(checks), "engine": venue.profile.engine, "checks": {
+        body = {**asdict(self._summary(checks)), "engine": venue.profile.engine, "checks": {
             name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
             for name, h in checks.items()
         }}  # fmt: skip
@@ -94,20 +97,20 @@ class HealthRoutes:
         request[OPERATION] = _AGENT_HEALTH
         checks = await self.readiness()
         request_id = self._gate.admit(request).request_id
-        data = with_session(self._service.views, {}, NO_SESSION)
+        data = Result(*self._service.views.common())
         error = _unhealthy(checks)
         if error is None:
             envelope = finish(head(_AGENT_HEALTH, Answer(AgentState.READY, data)), request_id)
         else:
             envelope = failure(_AGENT_HEALTH, error, request_id, data)
-        body = envelope[:-1] + b"," + orjson.dumps(self._summary(checks))[1:]
+        body = envelope[:-1] + b"," + dumps(self._summary(checks))[1:]
         status = 200 if error is None else error.http_status
         return respond(body, request_id, status=status, headers=error_headers(error))
 
     async def bff_health(self, request: web.Request) -> web.StreamResponse:
         """Status, version and time, nothing else (spec 2.4)."""
         checks = await self.readiness()
-        return self._respond(request, orjson.dumps(self._summary(checks)), checks)
+        return self._respond(request, dumps(self._summary(checks)), checks)
 
     async def checks(self) -> dict[str, Health]:
         """Return each check by name, for the operator."""
@@ -129,12 +132,8 @@ class HealthRoutes:
         """The checks that new orders depend on."""
         return self._own(await self._service.venue.readiness())
 
-    def _summary(self, checks: dict[str, Health]) -> dict[str, Any]:
-        return {
-            "status": _overall(checks),
-            "version": __version__,
-            "time": iso8601(self._service.clock.now_ms()),
-        }
+    def _summary(self, checks: dict[str, Health]) -> BffHealth:
+        return BffHealth(_overall(checks), __version__, iso8601(self._service.clock.now_ms()))
 
     def _respond(
         self, request: web.Request, body: bytes, checks: dict[str, Health]

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Final, get_origin
 
+import msgspec
+from msgspec import Meta
 from pydantic import BaseModel, TypeAdapter
 
 from rpcsvc.domain.money import USDC, XMR
@@ -109,14 +111,22 @@ def _added_to(name: str, base: Json, schema: Json) -> Json:
 def _named_types(networks: Networks) -> dict[str, tuple[str, Json]]:
     """The types that the models name, and addresses, by the text of their schemas."""
     types = {
-        name: _tidy(TypeAdapter(annotated).json_schema(), is_answer=True)
+        name: _tidy(_type_schema(annotated), is_answer=True)
         for module in (models, params, bff_models)
         for name, annotated in vars(module).items()
         if get_origin(annotated) is Annotated and not name.startswith("_")
     }
     types["EvmAddress"] = narrowing.address(USDC, networks)
     types["MoneroAddress"] = narrowing.address(XMR, networks)
-    return {_text_of(schema): (name, schema) for name, schema in types.items()}
+    # One that says no more than its type needs no name.
+    return {_text_of(schema): (name, schema) for name, schema in types.items() if len(schema) > 1}
+
+
+def _type_schema(annotated: Any) -> Json:
+    """The schema of a type: results annotate with Meta, params with pydantic's Field."""
+    if any(isinstance(each, Meta) for each in annotated.__metadata__):
+        return msgspec.json.schema(annotated)
+    return TypeAdapter(annotated).json_schema()
 
 
 def _text_of(value: Any) -> str:
@@ -243,7 +253,7 @@ def _envelope_parts() -> Json:
             },
         ),
         "Data": {
-            **lifted(models.Result.model_json_schema(by_alias=True), is_answer=True)["Result"],
+            **lifted(models.schema_of(models.Result), is_answer=True)["Result"],
             "description": "What every data has; a failed call gives no more.",
         },
         "ErrorEnvelope": error_schema(),
@@ -315,7 +325,8 @@ def lifted(schema: Json, *, is_answer: bool) -> Json:
 def _tidy(schema: Json, *, is_answer: bool) -> Json:
     """A schema without titles and null defaults, its choices as lists of types."""
     tidied: Json = {}
-    for key, value in schema.items():
+    # The branches first: what is said of all of them stands.
+    for key, value in sorted(schema.items(), key=lambda item: item[0] != "anyOf"):
         if key in _DROPPED or (key, value) == ("default", None):
             continue
         if is_answer and (key, value) == ("additionalProperties", False):

@@ -13,12 +13,13 @@ from typing import Annotated, Any, Final
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
-from pydantic import BaseModel, Field
+from pydantic import Field
 from pydantic.alias_generators import to_camel
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import ASSETS, format_units
 from rpcsvc.errors import InvalidInput
+from rpcsvc.operations.models import View
 from rpcsvc.operations.params import NoParams, Params
 from rpcsvc.operations.service import Call, Cli, Effect, Flat, Operation, Service
 from rpcsvc.store.operator_books import OperatorBooks
@@ -41,7 +42,7 @@ def admin_row(
     answer is published.
     """
     summary = (handler.__doc__ or "").partition("\n")[0].partition(" Raises")[0]
-    return Operation(PREFIX + name, summary, params, BaseModel, handler, effect, cli=cli)
+    return Operation(PREFIX + name, summary, params, View, handler, effect, cli=cli)
 
 
 def bound(rows: Iterable[Operation], owner: object) -> tuple[Operation, ...]:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import partial
 from typing import NamedTuple
 
-import orjson
+from msgspec import UNSET, Raw, UnsetType
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.addresses import parse_evm_address, same_address
@@ -36,16 +36,7 @@ from rpcsvc.errors import (
     UnsupportedChain,
     UnsupportedToken,
 )
-from rpcsvc.operations.bff_models import (
-    BffCancelParams,
-    BffOrderIdParams,
-    BffOrderParams,
-    BffQuoteParams,
-    BffSessionParams,
-    BffTicketParams,
-    Nothing,
-    TwapConfig,
-)
+from rpcsvc.operations import bff_models
 from rpcsvc.operations.inputs import (
     Problems,
     read_destination,
@@ -59,10 +50,10 @@ from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.service import Call, Flat, Service, Stored
 from rpcsvc.operations.session import create_ticket
 from rpcsvc.operations.swap import cancel_order, find_funding
-from rpcsvc.operations.views import draft_order_view, may_fund
+from rpcsvc.operations.views import draft_fields, may_fund
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import OrderRequest, QuoteRequest, VenueQuote
-from rpcsvc.strict_json import Json
+from rpcsvc.strict_json import Json, dumps
 
 # The newest orders of a session that a list has at most.
 LONGEST_LIST = 100
@@ -81,28 +72,16 @@ class Pair(NamedTuple):
     chain: Chain
 
 
-async def chains(service: Service, _params: Nothing, _call: Call) -> Flat:
+async def chains(service: Service, _params: bff_models.Nothing, _call: Call) -> Flat:
     """The chains; Monero first. Raises Unavailable while an upstream has not listed its own."""
     known = service.venue.listed_chains()
-    monero = {
-        "chainId": MONERO_CHAIN_ID,
-        "name": "monero",
-        "nativeToken": XMR.symbol,
-        "minSwapUsd": min(chain.min_swap_usd for chain in known),
-    }
-    return Flat({"chains": [monero, *map(_chain_view, known)]})
+    least = min(chain.min_swap_usd for chain in known)
+    monero = bff_models.BffChain(MONERO_CHAIN_ID, "monero", XMR.symbol, least)
+    evm = [bff_models.BffChain(c.chain_id, c.name, c.native_token, c.min_swap_usd) for c in known]
+    return Flat(bff_models.BffChains([monero, *evm]))
 
 
-def _chain_view(chain: Chain) -> Json:
-    return {
-        "chainId": chain.chain_id,
-        "name": chain.name,
-        "nativeToken": chain.native_token,
-        "minSwapUsd": chain.min_swap_usd,
-    }
-
-
-async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
+async def quote(service: Service, params: bff_models.BffQuoteParams, call: Call) -> Flat:
     """A price for the amount at the current rate."""
     pair = _pair(service, params)
     amount = _amount(params.from_amount, pair)
@@ -120,7 +99,7 @@ async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
     return Flat(_quote_view(found, call))
 
 
-async def create_order(service: Service, params: BffOrderParams, call: Call) -> Stored:
+async def create_order(service: Service, params: bff_models.BffOrderParams, call: Call) -> Stored:
     """A new order, or the same one again under its idempotency key."""
     request = await _request(service, params, call)
     claim = None
@@ -130,7 +109,7 @@ async def create_order(service: Service, params: BffOrderParams, call: Call) -> 
         return await place(service, lambda: request, claim, partial(_new_order, service))
 
 
-async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> Flat:
+async def get_order(service: Service, params: bff_models.BffOrderIdParams, _call: Call) -> Flat:
     """An order's current state. Raises OrderNotFound and VerificationFailed."""
     order, is_paying = await find_funding(service, params.order_id)
     service.venue.watch(order.order_id)
@@ -138,7 +117,7 @@ async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> 
     return _order(service, order, is_paying=is_paying)
 
 
-async def cancel(service: Service, params: BffCancelParams, _call: Call) -> Flat:
+async def cancel(service: Service, params: bff_models.BffCancelParams, _call: Call) -> Flat:
     """The order after the cancellation. Raises as ``cancel_order`` does."""
     order = await cancel_order(service, params.order_id, params.session_id)
     return _order(service, order, is_paying=False)
@@ -146,31 +125,37 @@ async def cancel(service: Service, params: BffCancelParams, _call: Call) -> Flat
 
 def _order(service: Service, order: Order, *, is_paying: bool) -> Flat:
     now = service.clock.now_ms()
-    view = draft_order_view(order, now) | _refund_address(order)
-    if order.status is OrderStatus.DEPOSIT_DETECTED and may_fund(order, now) and not is_paying:
-        view["amountDue"] = str(order.due_units)
-    return Flat(view)
+    awaits_rest = (
+        order.status is OrderStatus.DEPOSIT_DETECTED and may_fund(order, now) and not is_paying
+    )
+    return Flat(
+        bff_models.BffOrder(
+            **draft_fields(order, now),
+            refund_address=order.refund_to or UNSET,
+            amount_due=str(order.due_units) if awaits_rest else UNSET,
+        )
+    )
 
 
-async def list_orders(service: Service, params: BffSessionParams, _call: Call) -> Flat:
+async def list_orders(service: Service, params: bff_models.BffSessionParams, _call: Call) -> Flat:
     """The session's orders, newest first."""
     session = read_session(params.session, field="session") or ""
     found = await service.store.orders_of_session(session, LONGEST_LIST)
-    return Flat({"orders": [_list_item(order) for order in found]})
+    return Flat(bff_models.BffOrders([_list_item(order) for order in found]))
 
 
-async def open_ticket(service: Service, params: BffTicketParams, call: Call) -> Flat:
+async def open_ticket(service: Service, params: bff_models.BffTicketParams, call: Call) -> Flat:
     """Record a ticket; set the order's refund address when its owner asks for it."""
     given = {k: v for k, v in params.model_dump(by_alias=True).items() if v is not None}
     answer = await create_ticket(service, SupportParams.model_validate(given), call)
-    ticket = answer.data["ticket"]
-    return Flat({"ticketId": ticket["ticketId"], "createdAt": ticket["createdAt"]})
+    ticket = answer.data.ticket
+    return Flat(bff_models.BffTicket(ticket.ticket_id, ticket.created_at))
 
 
 # --- reading ---
 
 
-def _pair(service: Service, params: BffQuoteParams) -> Pair:
+def _pair(service: Service, params: bff_models.BffQuoteParams) -> Pair:
     """Direction and chain. Raises UnsupportedChain and UnsupportedToken, or both as InputErrors."""
     to_usdc = params.from_chain_id == MONERO_CHAIN_ID
     if to_usdc == (params.to_chain_id == MONERO_CHAIN_ID):
@@ -202,7 +187,7 @@ def _no_chain(field: str, number: int, allowed: list[int]) -> UnsupportedChain:
 
 
 @contextmanager
-def _in_bff_terms(service: Service, params: BffQuoteParams) -> Iterator[None]:
+def _in_bff_terms(service: Service, params: bff_models.BffQuoteParams) -> Iterator[None]:
     """Translate refusals that all surfaces share into the fields, numbers and units of the BFF."""
     try:
         yield
@@ -220,7 +205,7 @@ def _amount_refused(refusal: InputError, received: str) -> InputError:
     return type(refusal)(refusal.message, field="fromAmount", received=received, details=details)
 
 
-def _require_tokens(params: BffQuoteParams, chain: Chain, *, to_usdc: bool) -> None:
+def _require_tokens(params: bff_models.BffQuoteParams, chain: Chain, *, to_usdc: bool) -> None:
     xmr, usdc = ("from", "to") if to_usdc else ("to", "from")
     given = {"from": params.from_token, "to": params.to_token}
     problems = Problems()
@@ -267,7 +252,7 @@ def _amount(text: str, pair: Pair) -> Money:
     return Money(int(text), asset)
 
 
-async def _request(service: Service, params: BffOrderParams, call: Call) -> OrderRequest:
+async def _request(service: Service, params: bff_models.BffOrderParams, call: Call) -> OrderRequest:
     pair = _pair(service, params)
     problems, refund_to = Problems(), None
     with problems:
@@ -298,8 +283,8 @@ async def _request(service: Service, params: BffOrderParams, call: Call) -> Orde
     )
 
 
-def _plan(config: TwapConfig | None) -> TwapPlan | None:
-    config = config or TwapConfig()
+def _plan(config: bff_models.TwapConfig | None) -> TwapPlan | None:
+    config = config or bff_models.TwapConfig()
     if config.disabled:
         return None
     # The digits that the caller wrote, not the nearest binary fraction.
@@ -337,76 +322,73 @@ def _usd(units: int, asset: Asset, rate: int) -> str:
     return format_units(worth, USDC)
 
 
-def _quote_view(found: VenueQuote, call: Call) -> Json:
+def _quote_view(found: VenueQuote, call: Call) -> bff_models.BffQuote:
     rate, payout = found.rate.usdc_per_xmr, found.payout_asset
-    view: Json = {
-        "fromAmount": str(found.deposit.units),
-        "fromAmountUsd": _usd(found.deposit.units, found.deposit_asset, rate),
-        "fromSymbol": found.deposit_asset.symbol,
-        "toAmount": str(found.expected_output),
-        "toAmountUsd": _usd(found.expected_output, payout, rate),
-        "toSymbol": payout.symbol,
-        "estimatedTime": found.seconds,
-        "minReceived": str(found.min_received),
-    }
+    integrator_fee: bff_models.IntegratorFee | UnsetType = UNSET
     if call.integrator is not None:
         fee = found.price.integrator_fee(found.direction, found.deposit.units)
-        view["integratorFee"] = {
-            "percent": orjson.Fragment(format_units(call.integrator.fee_bps, _PERCENT).encode()),
-            "amount": str(fee),
-            "amountUsd": _usd(fee, payout, rate),
-        }
-    return view | _funding_gas(found.funding_gas)
+        integrator_fee = bff_models.IntegratorFee(
+            percent=Raw(format_units(call.integrator.fee_bps, _PERCENT).encode()),
+            amount=str(fee),
+            amount_usd=_usd(fee, payout, rate),
+        )
+    return bff_models.BffQuote(
+        from_amount=str(found.deposit.units),
+        from_amount_usd=_usd(found.deposit.units, found.deposit_asset, rate),
+        from_symbol=found.deposit_asset.symbol,
+        to_amount=str(found.expected_output),
+        to_amount_usd=_usd(found.expected_output, payout, rate),
+        to_symbol=payout.symbol,
+        estimated_time=found.seconds,
+        min_received=str(found.min_received),
+        integrator_fee=integrator_fee,
+        funding_gas=_funding_gas(found.funding_gas),
+    )
 
 
 def _new_order(service: Service, placed: PlacedOrder) -> bytes:
     """The create response (spec 2.4)."""
     terms = placed.order.terms
     is_xmr = terms.deposit_asset is XMR
-    return orjson.dumps(
-        {
-            "orderId": terms.order_id,
-            "depositAddress": terms.deposit_address,
-            "depositChain": terms.deposit_network,
-            "depositChainId": MONERO_CHAIN_ID if is_xmr else terms.chain_id,
-            "depositToken": XMR.symbol if is_xmr else placed.quote.chain.usdc_contract,
-            "depositTokenSymbol": terms.deposit_asset.symbol,
-            "depositAmount": str(terms.deposit_amount),
-            "toAddress": terms.to_address,
-            "expectedOutput": str(terms.expected_output),
-            "expiresAt": iso8601(terms.expires_at),
-            "status": placed.order.status.value,
-            "checkoutUrl": service.views.checkout_url(terms.order_id),
-            **_refund_address(placed.order),
-            **_funding_gas(terms.funding_gas),
-        }
+    return dumps(
+        bff_models.BffNewOrder(
+            order_id=terms.order_id,
+            deposit_address=terms.deposit_address,
+            deposit_chain=terms.deposit_network,
+            deposit_chain_id=MONERO_CHAIN_ID if is_xmr else terms.chain_id,
+            deposit_token=XMR.symbol if is_xmr else placed.quote.chain.usdc_contract,
+            deposit_token_symbol=terms.deposit_asset.symbol,
+            deposit_amount=str(terms.deposit_amount),
+            to_address=terms.to_address,
+            expected_output=str(terms.expected_output),
+            expires_at=iso8601(terms.expires_at),
+            status=placed.order.status,
+            checkout_url=service.views.checkout_url(terms.order_id),
+            refund_address=placed.order.refund_to or UNSET,
+            funding_gas=_funding_gas(terms.funding_gas),
+        )
     )
 
 
-def _refund_address(order: Order) -> Json:
-    """``refundAddress``, which spec 2.4 does not have, if one was given."""
-    return {} if order.refund_to is None else {"refundAddress": order.refund_to}
+def _funding_gas(units: int) -> str | UnsetType:
+    """The gas that a price has in it, if any."""
+    return str(units) if units else UNSET
 
 
-def _funding_gas(units: int) -> Json:
-    """``fundingGas``, which spec 2.4 does not have, where the price has gas in it."""
-    return {"fundingGas": str(units)} if units else {}
-
-
-def _list_item(order: Order) -> Json:
+def _list_item(order: Order) -> bff_models.BffListItem:
     terms = order.terms
     numbers = {XMR: MONERO_CHAIN_ID, USDC: terms.chain_id}
     sent, received = terms.deposit_asset, payout_asset(terms.direction)
-    return {
-        "id": terms.order_id,
-        "from_chain_id": numbers[sent],
-        "from_token_symbol": sent.symbol,
-        "from_amount": str(terms.deposit_amount),
-        "to_chain_id": numbers[received],
-        "to_token_symbol": received.symbol,
-        "to_amount_expected": str(terms.expected_output),
-        "to_address": terms.to_address,
-        "status": order.status.value,
-        "created_at": iso8601(terms.created_at),
-        "completed_at": iso8601(order.completed_at) if order.completed_at else None,
-    }
+    return bff_models.BffListItem(
+        id=terms.order_id,
+        from_chain_id=numbers[sent],
+        from_token_symbol=sent.symbol,
+        from_amount=str(terms.deposit_amount),
+        to_chain_id=numbers[received],
+        to_token_symbol=received.symbol,
+        to_amount_expected=str(terms.expected_output),
+        to_address=terms.to_address,
+        status=order.status,
+        created_at=iso8601(terms.created_at),
+        completed_at=iso8601(order.completed_at) if order.completed_at else None,
+    )

@@ -6,9 +6,10 @@ their messages can name what to send instead.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import UNSET, Struct, UnsetType, field
+from pydantic import ConfigDict, Field
 
 from rpcsvc.domain import twap
 from rpcsvc.domain.bridge import BridgeKind, BridgeStatus
@@ -17,7 +18,16 @@ from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.operations import narrowing
-from rpcsvc.operations.models import CheckoutUrl, Time, TwapProgress, Units, View
+from rpcsvc.operations.models import (
+    CheckoutUrl,
+    Number,
+    Time,
+    TwapProgress,
+    Units,
+    View,
+    about,
+    like,
+)
 from rpcsvc.operations.narrowing import WHOLE, Networks
 from rpcsvc.operations.params import (
     AMOUNT_PATTERN,
@@ -46,19 +56,18 @@ FromAmount = Annotated[
         json_schema_extra={"pattern": f"^[1-9][0-9]{{0,{len(str(MAX_UNITS)) - 1}}}$"},
     ),
 ]
+# The same in results.
+_ChainNumber = Annotated[int, like(ChainNumber)]
+_Token = Annotated[str, like(Token)]
 UsdText = Annotated[
-    str,
-    Field(
-        description="US dollars as a decimal string; one USDC counts as one.",
-        json_schema_extra={"pattern": AMOUNT_PATTERN},
-    ),
+    str, about("US dollars as a decimal string; one USDC counts as one.", pattern=AMOUNT_PATTERN)
 ]
 
 
 FundingGas = Annotated[
     Units,
-    Field(
-        description="USDC units of gas for a signed payment, which the output is after and a refund"
+    about(
+        "USDC units of gas for a signed payment, which the output is after and a refund"
         " bears, too; there only with funding x402."
     ),
 ]
@@ -196,38 +205,38 @@ class BffTicketParams(Params):
     message: Annotated[str, Field(min_length=1, max_length=8000)]
 
 
-class BffHealth(View):
+class BffHealth(View, frozen=True):
     """Whether the service is well."""
 
-    status: Literal["ok", "degraded"]
+    status: Annotated[str, about(enum=["ok", "degraded"])]
     version: str
     time: Time
 
 
-class BffChain(View):
+class BffChain(View, frozen=True):
     """A chain; number 0 is XMR."""
 
-    chain_id: ChainNumber
+    chain_id: _ChainNumber
     name: str
     native_token: str
-    min_swap_usd: Annotated[int, Field(description="The least that is swapped, in USD.")]
+    min_swap_usd: Annotated[int, about("The least that is swapped, in USD.")]
 
 
-class BffChains(View):
+class BffChains(View, frozen=True):
     """All chains."""
 
     chains: list[BffChain]
 
 
-class IntegratorFee(View):
+class IntegratorFee(View, frozen=True):
     """The integrator's part of the output."""
 
-    percent: float
+    percent: Number
     amount: Units
     amount_usd: UsdText
 
 
-class BffQuote(View):
+class BffQuote(View, frozen=True):
     """A price for an amount at the current rate."""
 
     from_amount: Units
@@ -236,22 +245,22 @@ class BffQuote(View):
     to_amount: Units
     to_amount_usd: UsdText
     to_symbol: str
-    estimated_time: Annotated[int, Field(description="Seconds.")]
+    estimated_time: Annotated[int, about("Seconds.")]
     min_received: Units
     integrator_fee: Annotated[
-        IntegratorFee | None, Field(description="There only for calls with an x-api-key.")
-    ] = None
-    funding_gas: FundingGas | None = None
+        IntegratorFee | UnsetType | None, about("There only for calls with an x-api-key.")
+    ] = UNSET
+    funding_gas: FundingGas | UnsetType | None = UNSET
 
 
-class BffNewOrder(View):
+class BffNewOrder(View, frozen=True):
     """An order that was made."""
 
     order_id: str
     deposit_address: str
     deposit_chain: str
-    deposit_chain_id: ChainNumber
-    deposit_token: Token
+    deposit_chain_id: _ChainNumber
+    deposit_token: _Token
     deposit_token_symbol: str
     deposit_amount: Units
     to_address: str
@@ -260,51 +269,49 @@ class BffNewOrder(View):
     status: OrderStatus
     checkout_url: CheckoutUrl
     refund_address: Annotated[
-        str | None, Field(description="There only for orders that were made with one.")
-    ] = None
-    funding_gas: FundingGas | None = None
+        str | UnsetType | None, about("There only for orders that were made with one.")
+    ] = UNSET
+    funding_gas: FundingGas | UnsetType | None = UNSET
 
 
-class BffOrder(View):
+class BffOrder(View, frozen=True):
     """An order's current state."""
 
     order_id: str
     status: OrderStatus
     deposit_address: str
-    deposit_chain_id: ChainNumber
     deposit_token_symbol: str
     deposit_amount: Units
     to_address: str
     expected_output: Units
+    deposit_chain_id: _ChainNumber
     deposit_tx_hash: str | None
     actual_output: Units | None
     error_message: str | None
     refund_tx_hash: str | None
     created_at: Time
     completed_at: Time | None
-    twap: TwapProgress = None
+    twap: TwapProgress = UNSET
     refund_address: Annotated[
-        str | None, Field(description="Where refunds go; there only once it was given.")
-    ] = None
+        str | UnsetType | None, about("Where refunds go; there only once it was given.")
+    ] = UNSET
     amount_due: Annotated[
-        Units | None,
-        Field(
-            description="What is still to be sent, once a part has arrived; not while a signed"
+        Units | UnsetType | None,
+        about(
+            "What is still to be sent, once a part has arrived; not while a signed"
             " payment is under way."
         ),
-    ] = None
+    ] = UNSET
 
 
-class BffListItem(BaseModel):
+class BffListItem(Struct, frozen=True):
     """An order in a list; its names are in snake_case (spec 2.4)."""
 
-    model_config = ConfigDict(extra="forbid", defer_build=True)
-
     id: str
-    from_chain_id: ChainNumber
+    from_chain_id: _ChainNumber
     from_token_symbol: str
     from_amount: Units
-    to_chain_id: ChainNumber
+    to_chain_id: _ChainNumber
     to_token_symbol: str
     to_amount_expected: Units
     to_address: str
@@ -313,13 +320,13 @@ class BffListItem(BaseModel):
     completed_at: Time | None
 
 
-class BffOrders(View):
+class BffOrders(View, frozen=True):
     """A session's orders, newest first."""
 
     orders: list[BffListItem]
 
 
-class BffTicket(View):
+class BffTicket(View, frozen=True):
     """A ticket that was opened."""
 
     ticket_id: str
@@ -364,29 +371,29 @@ class BridgeOrderIdParams(Params):
     order_id: OrderId
 
 
-class BridgeRate(View):
+class BridgeRate(View, frozen=True):
     """An exchange's rate: USDC for one XMR, and how long it takes."""
 
     exchange: str
-    rate: float
+    rate: Number
     eta: str
 
 
-class ReferenceRate(View):
+class ReferenceRate(View, frozen=True):
     """This service's rate: USDC for one XMR, and how long it takes."""
 
-    rate: float
+    rate: Number
     eta: str
 
 
-class BridgeRates(View):
+class BridgeRates(View, frozen=True):
     """Rates of the exchanges, and the service's own."""
 
     rates: list[BridgeRate]
     wagyu_rate: ReferenceRate
 
 
-class BridgeOpened(View):
+class BridgeOpened(View, frozen=True):
     """A bridge order that was made."""
 
     order_id: str
@@ -395,17 +402,15 @@ class BridgeOpened(View):
     expires_at: Time
 
 
-class BridgeOrderView(BaseModel):
+class BridgeOrderView(Struct, frozen=True):
     """A bridge order's current state."""
-
-    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     id: str
     type: BridgeKind
     status: BridgeStatus
-    amount: Annotated[Units, Field(description="What has come so far, in atomic units.")]
+    amount: Annotated[Units, about("What has come so far, in atomic units.")]
     confirmations: int
-    required_confirmations: Annotated[int, Field(alias="requiredConfirmations")]
+    required_confirmations: int = field(name="requiredConfirmations")
     tx_in: str | None
     tx_out: str | None
     failure_reason: str | None

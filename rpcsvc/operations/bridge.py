@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import orjson
+from msgspec import Raw
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.bridge import DIRECTION_OF, STATUS_OF, BridgeKind, kind_of, perps_chain
@@ -10,35 +11,37 @@ from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import PERPS, Order, Report
 from rpcsvc.domain.pricing import deposit_asset
 from rpcsvc.errors import OrderNotFound, Unavailable
-from rpcsvc.operations.bff_models import BridgeOrderIdParams, BridgeParams, Nothing
+from rpcsvc.operations import bff_models
 from rpcsvc.operations.inputs import read_destination
 from rpcsvc.operations.ordering import PlacedOrder, place
 from rpcsvc.operations.service import Call, Flat, Service, Stored
 from rpcsvc.operations.swap import find_any_order
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import ExchangeRate, OrderRequest
-from rpcsvc.strict_json import Json
+from rpcsvc.strict_json import Json, dumps
 
 
-async def rates(service: Service, _params: Nothing, _call: Call) -> Flat:
+async def rates(service: Service, _params: bff_models.Nothing, _call: Call) -> Flat:
     """The market's rate, and what a bridge order would be given now."""
     _require_bridge(service)
     found = await service.venue.bridge_rates()
-    market = [{"exchange": each.exchange, **_rate_view(each)} for each in found.market]
-    return Flat({"rates": market, "wagyuRate": _rate_view(found.own)})
+    market = [bff_models.BridgeRate(each.exchange, _rate(each), each.eta) for each in found.market]
+    return Flat(
+        bff_models.BridgeRates(market, bff_models.ReferenceRate(_rate(found.own), found.own.eta))
+    )
 
 
-async def deposit(service: Service, params: BridgeParams, call: Call) -> Stored:
+async def deposit(service: Service, params: bff_models.BridgeParams, call: Call) -> Stored:
     """A new order from XMR to the exchange."""
     return await _open(service, params, call, BridgeKind.DEPOSIT)
 
 
-async def withdraw(service: Service, params: BridgeParams, call: Call) -> Stored:
+async def withdraw(service: Service, params: bff_models.BridgeParams, call: Call) -> Stored:
     """A new order from the exchange to XMR."""
     return await _open(service, params, call, BridgeKind.WITHDRAW)
 
 
-async def order(service: Service, params: BridgeOrderIdParams, _call: Call) -> Flat:
+async def order(service: Service, params: bff_models.BridgeOrderIdParams, _call: Call) -> Flat:
     """A bridge order's current state. Raises OrderNotFound."""
     found = await find_any_order(service, params.order_id)
     service.venue.watch(found.order_id)
@@ -49,7 +52,9 @@ async def order(service: Service, params: BridgeOrderIdParams, _call: Call) -> F
     return Flat(await _view(service, found))
 
 
-async def _open(service: Service, params: BridgeParams, call: Call, kind: BridgeKind) -> Stored:
+async def _open(
+    service: Service, params: bff_models.BridgeParams, call: Call, kind: BridgeKind
+) -> Stored:
     _require_bridge(service)
     direction = DIRECTION_OF[kind]
     to = await read_destination(params.to_address, direction, service, field="toAddress")
@@ -75,17 +80,17 @@ def _require_bridge(service: Service) -> None:
 
 def _opened(placed: PlacedOrder) -> bytes:
     terms = placed.order.terms
-    return orjson.dumps(
-        {
-            "orderId": terms.order_id,
-            "depositAddress": terms.deposit_address,
-            "destination": terms.to_address,
-            "expiresAt": iso8601(terms.expires_at),
-        }
+    return dumps(
+        bff_models.BridgeOpened(
+            order_id=terms.order_id,
+            deposit_address=terms.deposit_address,
+            destination=terms.to_address,
+            expires_at=iso8601(terms.expires_at),
+        )
     )
 
 
-async def _view(service: Service, found: Order) -> Json:
+async def _view(service: Service, found: Order) -> bff_models.BridgeOrderView | Json:
     terms = found.terms
     if (
         terms.upstream_id is not None
@@ -94,23 +99,23 @@ async def _view(service: Service, found: Order) -> Json:
         return _relayed_view(found)
     arrived = [d for d in found.deposits if d.is_active]
     payout, status = found.payout, STATUS_OF[found.status]
-    return {
-        "id": terms.order_id,
-        "type": kind_of(found).value,
-        "status": status.value,
-        "amount": str(sum(d.units for d in arrived)),
-        "confirmations": confirmations.fewest,
-        "requiredConfirmations": confirmations.required,
-        "tx_in": arrived[0].key.txid if arrived else None,
-        "tx_out": payout.txid if payout else None,
-        "failure_reason": found.error_message if status.is_failure else None,
-        "created_at": iso8601(terms.created_at),
-        "completed_at": iso8601(found.completed_at) if found.completed_at else None,
-    }
+    return bff_models.BridgeOrderView(
+        id=terms.order_id,
+        type=kind_of(found),
+        status=status,
+        amount=str(sum(d.units for d in arrived)),
+        confirmations=confirmations.fewest,
+        required_confirmations=confirmations.required,
+        tx_in=arrived[0].key.txid if arrived else None,
+        tx_out=payout.txid if payout else None,
+        failure_reason=found.error_message if status.is_failure else None,
+        created_at=iso8601(terms.created_at),
+        completed_at=iso8601(found.completed_at) if found.completed_at else None,
+    )
 
 
 def _relayed_view(found: Order) -> Json:
-    """A bridge order that an upstream settles, as last reported."""
+    """A bridge order that an upstream settles, with its progress as last reported."""
     terms, report = found.terms, found.report or Report()
     nothing = {"amount": "0", "confirmations": 0, "requiredConfirmations": 0, "tx_out": None}
     progress = orjson.loads(report.extra) if report.extra else nothing
@@ -126,6 +131,5 @@ def _relayed_view(found: Order) -> Json:
     }
 
 
-def _rate_view(rate: ExchangeRate) -> Json:
-    """The rate as a JSON number, digit for digit."""
-    return {"rate": orjson.Fragment(format(rate.rate, "f").encode()), "eta": rate.eta}
+def _rate(rate: ExchangeRate) -> Raw:
+    return Raw(format(rate.rate, "f").encode())

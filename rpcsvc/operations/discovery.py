@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
+from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import AgentState
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
+from rpcsvc.operations import models
 from rpcsvc.operations.inputs import IDEMPOTENCY_KEY, LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.params import NoParams
@@ -20,34 +21,39 @@ _STRINGS = {"type": "array", "items": {"type": "string"}}
 _OBJECTS = {"type": "array", "items": {"type": "object"}}
 
 
-async def capabilities(service: Service, _params: NoParams, call: Call) -> Answer:
+async def capabilities(
+    service: Service, _params: NoParams, call: Call
+) -> Answer[models.CapabilitiesResult]:
     """Chains, directions, limits at the current rate, operations and the deposit policy."""
     market, price_lock = await service.venue.market(call.client), service.venue.price_lock
-    data = {
-        "engine": service.venue.profile.engine,
-        "directions": [_direction(direction) for direction in Direction],
-        "chains": [_chain(chain) for chain in service.chains.all()],
-        "assets": [{"symbol": a.symbol, "decimals": a.decimals} for a in (XMR, USDC)],
-        "limits": [_limits(each) for each in market.limits] if market else [],
-        "operations": [_operation(op) for op in _offered(service)],
-        "depositPolicy": DEPOSIT_POLICY,
-        "depositWindowSeconds": service.policy.deposit_window // 1000,
-        "priceLockSeconds": None if price_lock is None else price_lock // 1000,
-        "rate": _rate_view(market),
-        "webhooks": {
-            "publicKey": service.webhooks.public_key(),
-            "onion": service.webhooks.targets.onion,
-        },
-    }
+    data = models.CapabilitiesResult(
+        *service.views.common(),
+        engine=service.venue.profile.engine,
+        directions=[_direction(direction) for direction in Direction],
+        chains=[_chain(chain) for chain in service.chains.all()],
+        assets=[models.AssetInfo(a.symbol, a.decimals) for a in (XMR, USDC)],
+        limits=[_limits(each) for each in market.limits] if market else [],
+        operations=[_operation(op) for op in _offered(service)],
+        deposit_policy=DEPOSIT_POLICY,
+        deposit_window_seconds=service.policy.deposit_window // 1000,
+        price_lock_seconds=None if price_lock is None else price_lock // 1000,
+        rate=_rate_view(market),
+        webhooks=models.WebhookInfo(service.webhooks.public_key(), service.webhooks.targets.onion),
+    )
     plan = action("plan", "Tell what the user wants, as far as it is known.", "swap.plan", {})
     return Answer(AgentState.READY, data, [plan])
 
 
-async def schemas(service: Service, _params: NoParams, _call: Call) -> Answer:
+async def schemas(service: Service, _params: NoParams, _call: Call) -> Answer[models.SchemasResult]:
     """JSON Schemas of the params and result of every operation, and of the envelope."""
     networks = Networks(service.chains.all(), service.monero_networks)
-    described = {op.name: schemas_of(op, networks) for op in service.operations}
-    return Answer(AgentState.READY, {"operations": described, "envelope": ENVELOPE_SCHEMA})
+    described = {
+        op.name: models.OperationSchemas(**schemas_of(op, networks)) for op in service.operations
+    }
+    data = models.SchemasResult(
+        *service.views.common(), operations=described, envelope=ENVELOPE_SCHEMA
+    )
+    return Answer(AgentState.READY, data)
 
 
 @lru_cache(maxsize=64)
@@ -56,7 +62,7 @@ def schemas_of(operation: Operation, networks: Networks) -> Json:
     params = operation.params.input_schema(networks)
     if operation.idempotent:
         params["properties"][IDEMPOTENCY_KEY] = IDEMPOTENCY_KEY_SCHEMA
-    return {"params": params, "result": operation.result.model_json_schema(by_alias=True)}
+    return {"params": params, "result": models.schema_of(operation.result)}
 
 
 IDEMPOTENCY_KEY_SCHEMA: Json = {
@@ -102,48 +108,45 @@ def _offered(service: Service) -> list[Operation]:
     return [op for op in service.operations if takes_authorizations or not op.payable]
 
 
-def _rate_view(market: Market | None) -> dict[str, str] | None:
+def _rate_view(market: Market | None) -> models.RateInfo | None:
     if market is None:
         return None
     rate = market.rate
-    return {"usdcPerXmr": format_units(rate.usdc_per_xmr, USDC), "source": rate.source}
+    return models.RateInfo(format_units(rate.usdc_per_xmr, USDC), rate.source)
 
 
-def _direction(direction: Direction) -> dict[str, str]:
-    return {
-        "direction": direction.value,
-        "send": deposit_asset(direction).symbol,
-        "receive": payout_asset(direction).symbol,
-    }
+def _direction(direction: Direction) -> models.DirectionInfo:
+    sent, received = deposit_asset(direction), payout_asset(direction)
+    return models.DirectionInfo(direction.value, sent.symbol, received.symbol)
 
 
-def _chain(chain: Any) -> Json:
-    return {
-        "name": chain.name,
-        "chainId": chain.chain_id,
-        "aliases": list(chain.aliases),
-        "displayName": chain.display_name,
-        "token": chain.usdc_contract,
-        "minSwapUsd": chain.min_swap_usd,
-    }
+def _chain(chain: Chain) -> models.ChainInfo:
+    return models.ChainInfo(
+        name=chain.name,
+        chain_id=chain.chain_id,
+        aliases=list(chain.aliases),
+        display_name=chain.display_name,
+        token=chain.usdc_contract,
+        min_swap_usd=chain.min_swap_usd,
+    )
 
 
-def _limits(found: DirectionLimits) -> Json:
+def _limits(found: DirectionLimits) -> models.Limits:
     """Per direction, the least over all chains and the most; a quote names the chain's own."""
     asset = deposit_asset(found.direction)
-    return {
-        "direction": found.direction.value,
-        "asset": asset.symbol,
-        "minimum": format_units(found.minimum, asset),
-        "maximum": format_units(found.maximum, asset),
-        "maxNow": None if found.max_now is None else format_units(found.max_now, asset),
-    }
+    return models.Limits(
+        direction=found.direction.value,
+        asset=asset.symbol,
+        minimum=format_units(found.minimum, asset),
+        maximum=format_units(found.maximum, asset),
+        max_now=None if found.max_now is None else format_units(found.max_now, asset),
+    )
 
 
-def _operation(operation: Operation) -> Json:
-    return {
-        "operation": operation.name,
-        "summary": operation.summary,
-        "http": f"{operation.method} {operation.path}" if operation.path else None,
-        "idempotent": operation.idempotent,
-    }
+def _operation(operation: Operation) -> models.OperationInfo:
+    return models.OperationInfo(
+        operation=operation.name,
+        summary=operation.summary,
+        http=f"{operation.method} {operation.path}" if operation.path else None,
+        idempotent=operation.idempotent,
+    )

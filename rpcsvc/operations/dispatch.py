@@ -18,7 +18,7 @@ import orjson
 import structlog
 from msgspec.structs import replace
 
-from rpcsvc import errors
+from rpcsvc import errors, strict_json
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import (
     InputError,
@@ -29,8 +29,8 @@ from rpcsvc.errors import (
     ServiceError,
 )
 from rpcsvc.operations.inputs import bare_key, is_session_id, parse_call
+from rpcsvc.operations.models import Result
 from rpcsvc.operations.service import (
-    NO_SESSION,
     Answer,
     Call,
     Effect,
@@ -43,8 +43,6 @@ from rpcsvc.operations.service import (
     Stored,
     ViewContext,
     action,
-    session_source,
-    with_session,
 )
 from rpcsvc.orders.ports.venue import Venue
 from rpcsvc.orders.scheduler.worker import Worker
@@ -55,7 +53,7 @@ log = structlog.get_logger(__name__)
 ROUNDS: Final = 4
 _BEAT_SECONDS: Final = 0.1
 
-Result = Answer | Flat | Stored
+Outcome = Answer[Any] | Flat | Stored
 # The operation, the call, its reply, and its seconds; None if it was refused before it ran.
 Observer = Callable[[str, Call, Reply, float | None], None]
 
@@ -67,7 +65,7 @@ def unobserved(_operation: str, _call: Call, _reply: Reply, _seconds: float | No
 class Envelope(Protocol):
     """Formats the answers of a table."""
 
-    def answer(self, operation: Operation, result: Result, call: Call) -> Reply:
+    def answer(self, operation: Operation, result: Outcome, call: Call) -> Reply:
         """The reply with what a handler returned."""
         ...
 
@@ -82,22 +80,19 @@ class AgentEnvelope:
     def __init__(self, views: ViewContext) -> None:
         self._views = views
 
-    def answer(self, operation: Operation, result: Result, call: Call) -> Reply:
+    def answer(self, operation: Operation, result: Outcome, call: Call) -> Reply:
         """The reply with what a handler returned."""
         if isinstance(result, Stored):
             return Reply(finish(result.head, call.request_id), replayed=result.replayed)
         if isinstance(result, Flat):
             raise TypeError(f"{operation.name}: a flat answer has no place in an envelope")
-        if "sessionSource" not in result.data:
-            data = with_session(self._views, result.data, NO_SESSION)
-            result = replace(result, data=data)
         body = finish(head(operation.name, result), call.request_id)
         is_unknown = result.settlement is not None and result.settlement.response is None
         return Reply(body, 202 if is_unknown else 200, settlement=result.settlement)
 
     def refuse(self, operation: str, error: ServiceError, call: Call, params: Json) -> Reply:
         """The reply that says why a call failed."""
-        data = with_session(self._views, {}, _given_session(params, call))
+        data = Result(*self._views.common(_given_session(params), call))
         body = failure(operation, error, call.request_id, data)
         return Reply(body, error.http_status, error=error)
 
@@ -105,12 +100,12 @@ class AgentEnvelope:
 class FlatEnvelope:
     """The format of the BFF: no envelope; errors have one key (spec 2.3)."""
 
-    def answer(self, operation: Operation, result: Result, _call: Call) -> Reply:
+    def answer(self, operation: Operation, result: Outcome, _call: Call) -> Reply:
         """The reply with what a handler returned."""
         if isinstance(result, Stored):
             return Reply(result.head, replayed=result.replayed)
         if isinstance(result, Flat):
-            return Reply(orjson.dumps(result.body))
+            return Reply(strict_json.dumps(result.body))
         raise TypeError(f"{operation.name}: an {type(result).__name__} has no flat form")
 
     def refuse(self, _operation: str, error: ServiceError, _call: Call, _params: Json) -> Reply:
@@ -200,12 +195,10 @@ def _with_local_session(operation: Operation, params: Json, call: Call) -> tuple
     return {**params, "sessionId": call.local_session}, call
 
 
-def _given_session(params: Json, call: Call) -> tuple[str | None, str]:
-    """The session of a failed call, and its source; an invalid one is left out."""
+def _given_session(params: Json) -> str | None:
+    """The session of a failed call; None for an invalid one."""
     session = params.get("sessionId")
-    if not isinstance(session, str) or not is_session_id(session):
-        return NO_SESSION
-    return session.lower(), session_source(call)
+    return session.lower() if isinstance(session, str) and is_session_id(session) else None
 
 
 def _log(operation: Operation, reply: Reply, call: Call, started: int) -> None:
@@ -223,9 +216,9 @@ def _log(operation: Operation, reply: Reply, call: Call, started: int) -> None:
 # --- the agent envelope and flat errors, as bytes ---
 
 
-def head(operation: str, answer: Answer) -> bytes:
+def head(operation: str, answer: Answer[Any]) -> bytes:
     """The envelope without its request id."""
-    return orjson.dumps(
+    return strict_json.dumps(
         {
             "ok": answer.ok,
             "operation": operation,
@@ -244,9 +237,9 @@ def finish(head_bytes: bytes, request_id: str) -> bytes:
     return b'%b,"requestId":"%b"}' % (head_bytes[:-1], request_id.encode())
 
 
-def failure(operation: str, error: ServiceError, request_id: str, data: Json) -> bytes:
+def failure(operation: str, error: ServiceError, request_id: str, data: Result | Json) -> bytes:
     """The whole envelope of a failed call: an ErrorEnvelope (spec 2.3) and an envelope at once."""
-    answer = Answer(
+    answer = Answer[Any](
         state=state_of(error),
         data=data,
         next_actions=_remedies(error),

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Final
+
+from msgspec import UNSET, UnsetType
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import AGENT_STATE_OF, DepositKey, Order, OrderStatus
+from rpcsvc.operations.models import EventDeposit, EventsResult, EventTransfer, EventView
 from rpcsvc.operations.params import EventsParams
 from rpcsvc.operations.service import Answer, Call, Service, action
 from rpcsvc.operations.swap import find_order
@@ -47,7 +50,7 @@ TYPE_OF: Final = {
 HEARTBEAT_SECONDS: Final = 25
 
 
-async def events(service: Service, params: EventsParams, call: Call) -> Answer:
+async def events(service: Service, params: EventsParams, call: Call) -> Answer[EventsResult]:
     """The events after a cursor; if there are none, those that come within ``waitSec``.
 
     Raises OrderNotFound, and RateLimited while too many of the client's calls wait.
@@ -60,13 +63,17 @@ async def events(service: Service, params: EventsParams, call: Call) -> Answer:
     if entries:  # the current order has the transfers that the events refer to
         order = await find_order(service, order.order_id)
     cursor = entries[-1].version if entries else params.after
-    data = {"events": [event_view(order, entry) for entry in entries], "cursor": cursor}
+    data = EventsResult(
+        *service.views.common(),
+        events=[event_view(order, entry) for entry in entries],
+        cursor=cursor,
+    )
     return Answer(AGENT_STATE_OF[order.status], data, _next(order, cursor))
 
 
 async def follow(
     service: Service, params: EventsParams, call: Call
-) -> AsyncGenerator[list[Json], None] | None:
+) -> AsyncGenerator[list[EventView], None] | None:
     """A stream of the events after a cursor; an empty list after a silent while.
 
     It ends once the order is final. None if the order is final and no event is left. Raises
@@ -81,7 +88,7 @@ async def follow(
 
 async def _followed(
     service: Service, params: EventsParams, call: Call
-) -> AsyncGenerator[list[Json], None]:
+) -> AsyncGenerator[list[EventView], None]:
     order_id, waits = params.order_id, service.waits
     service.venue.watch(order_id)
     log = waits.follow(order_id, params.after, HEARTBEAT_SECONDS, call.client)
@@ -103,55 +110,47 @@ def _is_all(order: Order, cursor: int) -> bool:
     return is_over and cursor >= order.version
 
 
-def event_view(order: Order, entry: HistoryEntry) -> Json:
+def event_view(order: Order, entry: HistoryEntry) -> EventView:
     """The view of an event. ``order`` may be newer: what the event refers to never changes."""
     details, status = entry.details, OrderStatus(entry.status)
-    view: Json = {
-        "cursor": entry.version,
-        "at": iso8601(entry.at),
-        "type": TYPE_OF[entry.event],
-        "state": AGENT_STATE_OF[status].value,
-        "status": status.value,
-    }
     deadline = details.get("deadline_at")
-    if deadline is not None:
-        view["deadlineAt"] = iso8601(deadline)
-    if "key" in details:
-        view["deposit"] = _deposit(order, details)
-    if "transfer_id" in details:
-        view["transfer"] = _transfer(order, entry)
+    return EventView(
+        cursor=entry.version,
+        at=iso8601(entry.at),
+        type=TYPE_OF[entry.event],
+        state=AGENT_STATE_OF[status].value,
+        status=status,
+        deadline_at=UNSET if deadline is None else iso8601(deadline),
+        deposit=_deposit(order, entry),
+        transfer=_transfer(order, entry) if "transfer_id" in details else UNSET,
+    )
+
+
+def _deposit(order: Order, entry: HistoryEntry) -> EventDeposit | UnsetType:
+    terms, asset = order.terms, order.terms.deposit_asset
     if entry.event == "OrderCreated":
-        view["deposit"] = _expected(order)
-    return view
-
-
-def _expected(order: Order) -> Json:
-    terms = order.terms
-    amount = format_units(terms.deposit_amount, terms.deposit_asset)
-    return {"txid": None, "amount": amount, "asset": terms.deposit_asset.symbol}
-
-
-def _deposit(order: Order, details: dict[str, Any]) -> Json:
-    key = DepositKey(**details["key"])
+        return EventDeposit(None, format_units(terms.deposit_amount, asset), asset.symbol)
+    if "key" not in entry.details:
+        return UNSET
+    key = DepositKey(**entry.details["key"])
     deposit = order.deposit(key)
-    asset = order.terms.deposit_asset
     amount = None if deposit is None else format_units(deposit.units, asset)
-    return {"txid": key.txid, "amount": amount, "asset": asset.symbol}
+    return EventDeposit(key.txid, amount, asset.symbol)
 
 
-def _transfer(order: Order, entry: HistoryEntry) -> Json | None:
+def _transfer(order: Order, entry: HistoryEntry) -> EventTransfer | None:
     transfer = order.transfer(entry.details["transfer_id"])
     if transfer is None:
         return None
     is_settled = entry.event == "TransferSettled"
-    return {
-        "kind": transfer.kind.value,
-        "address": transfer.address,
-        "amount": format_units(transfer.units, transfer.asset),
-        "asset": transfer.asset.symbol,
+    return EventTransfer(
+        kind=transfer.kind,
+        address=transfer.address,
+        amount=format_units(transfer.units, transfer.asset),
+        asset=transfer.asset.symbol,
         # A payment whose fee was raised is mined under another transaction id.
-        "txid": mined_txid(transfer) if is_settled else entry.details.get("txid"),
-    }
+        txid=mined_txid(transfer) if is_settled else entry.details.get("txid"),
+    )
 
 
 def _next(order: Order, cursor: int) -> list[Json]:

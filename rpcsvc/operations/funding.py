@@ -18,6 +18,7 @@ from rpcsvc.domain.authorizations import (
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import AGENT_STATE_OF, Order
 from rpcsvc.errors import OrderNotFundable, PaymentRefused, PaymentRequired
+from rpcsvc.operations.models import FundingResult, PaymentResponse
 from rpcsvc.operations.ordering import status_answer
 from rpcsvc.operations.params import FundingParams
 from rpcsvc.operations.service import Answer, Call, Service, ViewContext, X402Settlement
@@ -42,7 +43,7 @@ _NONCE_USED: Final = Refusal(
 )
 
 
-async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
+async def fund(service: Service, params: FundingParams, call: Call) -> Answer[FundingResult]:
     """Submit the signed payment; without one, raise PaymentRequired that says what to sign.
 
     Raises OrderNotFound, InvalidInput for a malformed payment, PaymentRefused for an unsuitable
@@ -89,7 +90,7 @@ def _is_repeated(known: AuthorizationRecord, order: Order, signed: SignedAuthori
 
 async def _outcome(
     service: Service, authorizations: Authorizations, order: Order, record: AuthorizationRecord
-) -> Answer:
+) -> Answer[FundingResult]:
     """The answer to a payment on record. Raises PaymentRefused for one that failed."""
     order = await find_order(service, order.order_id)
     if record.state is AuthorizationState.FAILED:
@@ -99,15 +100,17 @@ async def _outcome(
     return _answer(service, order, record)
 
 
-def _answer(service: Service, order: Order, record: AuthorizationRecord) -> Answer:
+def _answer(service: Service, order: Order, record: AuthorizationRecord) -> Answer[FundingResult]:
     is_paying = record.state in (AuthorizationState.RECORDED, AuthorizationState.SENT)
     now = service.clock.now_ms()
     status = status_answer(service.views, order, now, is_paying=is_paying)
     settlement = None
     if record.txid is not None:
         names = service.views.profile.names(USDC, order.terms.chain)
-        settlement = _settlement(record, names.chain_id)
-    data = {"order": status.data["order"], "paymentResponse": settlement}
+        settlement = _settlement(record.txid, record, names.chain_id)
+    data = FundingResult(
+        *service.views.common(), order=status.data.order, payment_response=settlement
+    )
     follow = look_again(
         order,
         "The payment is made: watch the order until it is completed or has failed."
@@ -119,15 +122,14 @@ def _answer(service: Service, order: Order, record: AuthorizationRecord) -> Answ
     )
 
 
-def _settlement(record: AuthorizationRecord, chain_id: int) -> Json:
-    """SettlementResponse of x402."""
-    return {
-        "success": True,
-        "transaction": record.txid,
-        "network": network_id(chain_id),
-        "payer": record.key.payer,
-        "amount": str(record.signed.authorization.units),
-    }
+def _settlement(txid: str, record: AuthorizationRecord, chain_id: int) -> PaymentResponse:
+    return PaymentResponse(
+        success=True,
+        transaction=txid,
+        network=network_id(chain_id),
+        payer=record.key.payer,
+        amount=str(record.signed.authorization.units),
+    )
 
 
 # --- what is to be signed --------------------------------------------------------------------

@@ -1,12 +1,14 @@
-"""Results of the operations as pydantic models: ``data`` of the envelope, and its schemas."""
+"""Results of the operations as Structs: they give the JSON of ``data`` and its schemas."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from inspect import cleandoc
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec.json import schema_components
 
+from rpcsvc.domain.bridge import BridgeKind, BridgeStatus
 from rpcsvc.domain.order import (
     REFUND_ADDRESS,
     REFUND_BLOCKED,
@@ -17,65 +19,98 @@ from rpcsvc.domain.order import (
     TransferState,
 )
 from rpcsvc.domain.payment_check import Problem
-from rpcsvc.operations.params import AMOUNT_PATTERN, Destination, Direction, FundingKind, OrderId
+from rpcsvc.domain.pricing import Direction as DirectionKind
+from rpcsvc.operations import params
+from rpcsvc.operations.params import AMOUNT_PATTERN
+from rpcsvc.strict_json import Json
+
+_KINDS: Final = {
+    kind.__name__: kind
+    for kind in (
+        BridgeKind, BridgeStatus, DepositState, OnDeadline, OrderStatus, TransferKind,
+        TransferState,
+    )
+}  # fmt: skip
 
 
-class View(BaseModel):
-    """A part of a result. Names are camelCase on the wire."""
-
-    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, defer_build=True)
+class View(Struct, frozen=True, rename="camel"):
+    """A part of a result. Names are camelCase on the wire; an UNSET value is absent."""
 
 
-Time = Annotated[
-    str, Field(description="RFC 3339, UTC.", json_schema_extra={"format": "date-time"})
-]
+def schema_of(view: type[Struct]) -> Json:
+    """Return the JSON Schema of a result, with those of its parts in ``$defs``."""
+    _, parts = schema_components([view], ref_template="#/$defs/{name}")
+    for name, part in parts.items():
+        part["description"] = cleandoc(part["description"])
+        if name in _KINDS:  # whose values msgspec sorts
+            part |= {"type": "string", "enum": list(_KINDS[name])}
+        else:
+            part["additionalProperties"] = False
+    return {**parts.pop(view.__name__), "$defs": parts}
+
+
+def about(text: str | None = None, **schema: Any) -> Meta:
+    """The annotation of a value: what it is, and what its schema says beside the type."""
+    return Meta(description=text, extra_json_schema=schema)
+
+
+def like(param: Any) -> Meta:
+    """The annotation of a value with the description and the pattern of a param's type."""
+    told = param.__metadata__[0]
+    return about(told.description, **(told.json_schema_extra or {}))
+
+
+Time = Annotated[str, about("RFC 3339, UTC.", format="date-time")]
 Decimal = Annotated[
-    str,
-    Field(
-        description="A decimal string, in whole units of the asset.",
-        json_schema_extra={"pattern": AMOUNT_PATTERN},
-    ),
+    str, about("A decimal string, in whole units of the asset.", pattern=AMOUNT_PATTERN)
 ]
 Units = Annotated[
     str,
-    Field(
-        description="Atomic units of the asset, as a string: 10^-12 XMR, 10^-6 USDC.",
-        json_schema_extra={"pattern": "^(0|[1-9][0-9]*)$"},
+    about(
+        "Atomic units of the asset, as a string: 10^-12 XMR, 10^-6 USDC.",
+        pattern="^(0|[1-9][0-9]*)$",
     ),
 ]
-Asset = Annotated[Literal["XMR", "USDC"], Field(description="The asset's symbol.")]
-ChainId = Annotated[int, Field(description="The chain's number; 0 is Monero.", ge=0)]
-Seconds = Annotated[int, Field(description="Whole seconds.", ge=0)]
+Asset = Annotated[str, about("The asset's symbol.", enum=["XMR", "USDC"])]
+ChainId = Annotated[int, about("The chain's number; 0 is Monero.", minimum=0)]
+Seconds = Annotated[int, about("Whole seconds.", minimum=0)]
+Direction = Annotated[str, about(enum=[*DirectionKind]), like(params.Direction)]
+Destination = Annotated[str, like(params.Destination)]
+FundingKind = Annotated[str, about(const="x402"), like(params.FundingKind)]
+OrderId = Annotated[str, like(params.OrderId)]
+# A JSON number, digit for digit: amounts never pass through a float.
+Number = Annotated[Raw, about(type="number")]
+WholeNumber = Annotated[Raw, about(type="integer")]
 
 
-Cursor = Annotated[int, Field(description="Of an event of the order: it only grows.", ge=0)]
+Cursor = Annotated[int, about("Of an event of the order: it only grows.", minimum=0)]
 
 
-class Result(View):
+class Result(View, frozen=True):
     """``data`` of an envelope. ``sessionSource`` is in all of them (spec 2.1)."""
 
-    network: Annotated[str, Field(description="sandbox, or the engine's network.")]
+    network: Annotated[str, about("sandbox, or the engine's network.")]
     session_id: Annotated[
         str | None,
-        Field(
-            description="With the orderId, the secret of the order's owner: keep it.",
-            json_schema_extra={"format": "uuid"},
-        ),
+        about("With the orderId, the secret of the order's owner: keep it.", format="uuid"),
     ]
     session_source: Annotated[
-        Literal["request", "local", "generated", "none"],
-        Field(description="Where sessionId came from; none when there is none."),
+        str,
+        about(
+            "Where sessionId came from; none when there is none.",
+            enum=["request", "local", "generated", "none"],
+        ),
     ]
 
 
-class AssetInfo(View):
+class AssetInfo(View, frozen=True):
     """An asset and how finely it divides."""
 
     symbol: Asset
-    decimals: Annotated[int, Field(description="The most decimals that an amount may have.")]
+    decimals: Annotated[int, about("The most decimals that an amount may have.")]
 
 
-class DirectionInfo(View):
+class DirectionInfo(View, frozen=True):
     """A direction: what the user sends and what is paid out."""
 
     direction: Direction
@@ -83,18 +118,18 @@ class DirectionInfo(View):
     receive: Asset
 
 
-class ChainInfo(View):
+class ChainInfo(View, frozen=True):
     """A chain on which the service takes and pays USDC."""
 
-    name: Annotated[str, Field(description="The name to send as chain.")]
-    chain_id: Annotated[int, Field(description="The number to send as chain.", ge=1)]
-    aliases: Annotated[list[str], Field(description="Other names that mean this chain.")]
+    name: Annotated[str, about("The name to send as chain.")]
+    chain_id: Annotated[int, about("The number to send as chain.", minimum=1)]
+    aliases: Annotated[list[str], about("Other names that mean this chain.")]
     display_name: str
-    token: Annotated[str, Field(description="The chain's USDC contract.")]
-    min_swap_usd: Annotated[int, Field(description="The least that is swapped, in whole USD.")]
+    token: Annotated[str, about("The chain's USDC contract.")]
+    min_swap_usd: Annotated[int, about("The least that is swapped, in whole USD.")]
 
 
-class Limits(View):
+class Limits(View, frozen=True):
     """The least and the most of one direction, in the asset that is sent."""
 
     direction: Direction
@@ -102,98 +137,92 @@ class Limits(View):
     minimum: Decimal
     maximum: Decimal
     max_now: Annotated[
-        Decimal | None,
-        Field(description="What can be paid for now; null where the engine does not limit it."),
+        Decimal | None, about("What can be paid for now; null where the engine does not limit it.")
     ]
 
 
-class DepositPolicyRow(View):
+class DepositPolicyRow(View, frozen=True):
     """The service's way with a deposit in one case."""
 
     case: str
     action: str
 
 
-class OperationInfo(View):
+class OperationInfo(View, frozen=True):
     """An operation. ``http`` is method and path under /api/v1, null where HTTPS lacks it."""
 
     operation: str
     summary: str
     http: str | None
-    idempotent: Annotated[bool, Field(description="Whether it takes an idempotency key.")]
+    idempotent: Annotated[bool, about("Whether it takes an idempotency key.")]
 
 
-class RateInfo(View):
+class RateInfo(View, frozen=True):
     """The current rate."""
 
     usdc_per_xmr: Decimal
     source: str
 
 
-class WebhookInfo(View):
+class WebhookInfo(View, frozen=True):
     """The webhooks that orders can have."""
 
     public_key: Annotated[
-        str | None,
-        Field(description="whpk_: what messages are signed with (v1a); null: a secret is needed."),
+        str | None, about("whpk_: what messages are signed with (v1a); null: a secret is needed.")
     ]
-    onion: Annotated[bool, Field(description="Whether onion services can be called.")]
+    onion: Annotated[bool, about("Whether onion services can be called.")]
 
 
-class CapabilitiesResult(Result):
+class CapabilitiesResult(Result, frozen=True):
     """The abilities of the service now."""
 
     engine: str
     directions: list[DirectionInfo]
     chains: list[ChainInfo]
     assets: list[AssetInfo]
-    limits: Annotated[
-        list[Limits], Field(description="Over all chains; empty while there is no rate.")
-    ]
+    limits: Annotated[list[Limits], about("Over all chains; empty while there is no rate.")]
     operations: list[OperationInfo]
     deposit_policy: list[DepositPolicyRow]
     deposit_window_seconds: Seconds
     price_lock_seconds: Annotated[
-        Seconds | None, Field(description="How long an order keeps its rate; null at an upstream.")
+        Seconds | None, about("How long an order keeps its rate; null at an upstream.")
     ]
-    rate: Annotated[RateInfo | None, Field(description="Null while there is no rate.")]
+    rate: Annotated[RateInfo | None, about("Null while there is no rate.")]
     webhooks: WebhookInfo
 
 
-class OperationSchemas(View):
+class OperationSchemas(View, frozen=True):
     """JSON Schemas of one operation's params and result."""
 
     params: dict[str, Any]
     result: dict[str, Any]
 
 
-class SchemasResult(Result):
+class SchemasResult(Result, frozen=True):
     """JSON Schemas of every operation's params and result."""
 
     operations: dict[str, OperationSchemas]
     envelope: dict[str, Any]
 
 
-class QuoteFees(View):
+class QuoteFees(View, frozen=True):
     """The fees within a quote, in ``asset``; a refund's fee is taken in ``refundAsset``."""
 
     asset: Asset
     spread: Decimal
     network: Decimal
-    refund_network: Annotated[
-        Decimal, Field(description="Taken of a refund: its network fee, and fundingGas.")
-    ]
+    refund_network: Annotated[Decimal, about("Taken of a refund: its network fee, and fundingGas.")]
     refund_asset: Asset
     funding: Annotated[
-        Decimal | None,
-        Field(description="Gas of the signed payment, with funding x402; absent without."),
-    ] = None
+        Decimal | UnsetType | None,
+        about("Gas of the signed payment, with funding x402; absent without."),
+    ] = UNSET
     funding_gas: Annotated[
-        Decimal | None, Field(description="The same in USDC, as the network takes it.")
-    ] = None
+        Decimal | UnsetType | None, about("The same in USDC, as the network takes it.")
+    ] = UNSET
 
 
-class Quote(View):
+class Quote(View, frozen=True):
     """A price for an amount. Amounts are decimal strings; ``fees`` are in ``payoutAsset``."""
 
     direction: Direction
@@ -202,37 +231,37 @@ class Quote(View):
     deposit_asset: Asset
     deposit_amount: Decimal
     payout_asset: Asset
-    expected_output: Annotated[Decimal, Field(description="What is paid out, after all fees.")]
-    min_received: Annotated[Decimal, Field(description="The least that would be paid out.")]
-    rate: Annotated[Decimal, Field(description="USDC per XMR.")]
+    expected_output: Annotated[Decimal, about("What is paid out, after all fees.")]
+    min_received: Annotated[Decimal, about("The least that would be paid out.")]
+    rate: Annotated[Decimal, about("USDC per XMR.")]
     rate_as_of: Time
     fees: QuoteFees
     estimated_time_seconds: Seconds
     deposit_window_seconds: Seconds
     price_locked_until: Annotated[
         Time | None,
-        Field(
-            description="Until when an order at this quote keeps its rate, unless the lock breaks"
+        about(
+            "Until when an order at this quote keeps its rate, unless the lock breaks"
             " early; null where an upstream decides."
         ),
     ]
     deposit_policy: list[DepositPolicyRow]
 
 
-class QuoteResult(Result):
+class QuoteResult(Result, frozen=True):
     """A quote."""
 
     quote: Quote
     quote_digest: Annotated[
         str,
-        Field(
-            description="The quote's terms as text. Sent with create or execute, it has the order"
+        about(
+            "The quote's terms as text. Sent with create or execute, it has the order"
             " refused if its terms would be worse."
         ),
     ]
 
 
-class Intent(View):
+class Intent(View, frozen=True):
     """A swap as far as it is known, normalised; null is what is not known."""
 
     direction: Direction | None
@@ -246,7 +275,7 @@ class Intent(View):
     funding: FundingKind | None
 
 
-class PlanResult(Result):
+class PlanResult(Result, frozen=True):
     """The swap as far as it is known, normalised."""
 
     intent: Intent
@@ -254,66 +283,60 @@ class PlanResult(Result):
 
 PriceLockedUntil = Annotated[
     Time | None,
-    Field(
-        description="Deposits first seen until then are swapped at the quoted rate, later ones at"
+    about(
+        "Deposits first seen until then are swapped at the quoted rate, later ones at"
         " the rate of their moment. It moves to an earlier time when the lock breaks; null where"
         " an upstream decides."
     ),
 ]
 
 
-class FundingInstructions(View):
+class FundingInstructions(View, frozen=True):
     """The amount that the user has to send, where and until when (design part 3)."""
 
     deposit_address: str
     amount: Decimal
-    amount_display: Annotated[str, Field(description="The amount with its asset: 0.8 XMR.")]
+    amount_display: Annotated[str, about("The amount with its asset: 0.8 XMR.")]
     asset: Asset
-    network: Annotated[str, Field(description="The network to send on.")]
+    network: Annotated[str, about("The network to send on.")]
     chain_id: ChainId
     price_locked_until: PriceLockedUntil
     expires_at: Time
-    payment_uri: Annotated[
-        str,
-        Field(
-            description="For wallets: a monero: or an EIP-681 URI.",
-            json_schema_extra={"format": "uri"},
-        ),
-    ]
-    warnings: Annotated[list[str], Field(description="Show them to the user.")]
+    payment_uri: Annotated[str, about("For wallets: a monero: or an EIP-681 URI.", format="uri")]
+    warnings: Annotated[list[str], about("Show them to the user.")]
 
 
-class Twap(View):
+class Twap(View, frozen=True):
     """How far an order that is swapped in chunks has come. Quantities in whole deposit units."""
 
     enabled: bool
-    status: Literal["pending", "active", "completed", "failed"]
+    status: Annotated[str, about(enum=["pending", "active", "completed", "failed"])]
     chunks_completed: int
     chunks_total: int
-    filled_qty: float
-    total_qty: float
-    chunk_size_usd: float
-    interval_ms: int
-    estimated_time_remaining_ms: int
+    filled_qty: Number
+    total_qty: Number
+    chunk_size_usd: Number
+    interval_ms: WholeNumber
+    estimated_time_remaining_ms: WholeNumber
 
 
 TwapProgress = Annotated[
-    Twap | None, Field(description="There only for orders that are swapped in chunks.")
+    Twap | UnsetType | None, about("There only for orders that are swapped in chunks.")
 ]
 
 
 CheckoutUrl = Annotated[
     str,
-    Field(
-        description="The order's page at the service itself, to hand to the user: amount, address,"
+    about(
+        "The order's page at the service itself, to hand to the user: amount, address,"
         " time left, progress. For its owner alone, #session= and the sessionId may be added: the"
         " page takes a refund address then without asking for the secret.",
-        json_schema_extra={"format": "uri"},
+        format="uri",
     ),
 ]
 
 
-class OrderView(View):
+class OrderView(View, frozen=True, kw_only=True):
     """An order, and its deadline while its status is not terminal (spec 2.4).
 
     Amounts are atomic units as strings, as in the BFF.
@@ -328,34 +351,31 @@ class OrderView(View):
     expected_output: Units
     deposit_chain_id: ChainId
     deposit_tx_hash: str | None
-    actual_output: Annotated[Units | None, Field(description="Set once the payout has settled.")]
+    actual_output: Annotated[Units | None, about("Set once the payout has settled.")]
     error_message: str | None
     refund_tx_hash: str | None
     created_at: Time
-    expires_at: Annotated[Time, Field(description="Until when a deposit is awaited.")]
+    completed_at: Time | None
+    twap: TwapProgress = UNSET
+    expires_at: Annotated[Time, about("Until when a deposit is awaited.")]
     refund_address: Annotated[
-        str | None,
-        Field(description="Where refunds go: as given at creation, or named later; else null."),
+        str | None, about("Where refunds go: as given at creation, or named later; else null.")
     ]
     price_locked_until: PriceLockedUntil
     checkout_url: CheckoutUrl
-    completed_at: Time | None
-    twap: TwapProgress = None
     deadline_at: Annotated[
-        Time | None, Field(description="When the service acts by itself; absent when terminal.")
-    ] = None
+        Time | UnsetType | None, about("When the service acts by itself; absent when terminal.")
+    ] = UNSET
     on_deadline: Annotated[
-        OnDeadline | None, Field(description="What the service does then; absent when terminal.")
-    ] = None
+        OnDeadline | UnsetType | None, about("What the service does then; absent when terminal.")
+    ] = UNSET
     attestation: Annotated[
-        str | None,
-        Field(
-            description="The order's terms, signed: a compact JWS; there while money is awaited."
-        ),
-    ] = None
+        str | UnsetType | None,
+        about("The order's terms, signed: a compact JWS; there while money is awaited."),
+    ] = UNSET
 
 
-class OrderResult(Result):
+class OrderResult(Result, frozen=True):
     """A new order with its quote and funding instructions."""
 
     order: OrderView
@@ -363,7 +383,7 @@ class OrderResult(Result):
     quote: Quote
 
 
-class DepositView(View):
+class DepositView(View, frozen=True):
     """A deposit on record. ``use``: undecided, payout, refund or dust."""
 
     txid: str
@@ -371,13 +391,12 @@ class DepositView(View):
     status: DepositState
     first_seen_at: Time
     rate: Annotated[
-        Decimal | None,
-        Field(description="USDC per XMR it is swapped at; null: the rate when it is decided."),
+        Decimal | None, about("USDC per XMR it is swapped at; null: the rate when it is decided.")
     ]
-    use: Literal["undecided", "payout", "refund", "dust"]
+    use: Annotated[str, about(enum=["undecided", "payout", "refund", "dust"])]
 
 
-class TransferView(View):
+class TransferView(View, frozen=True):
     """A payout or refund on record."""
 
     kind: TransferKind
@@ -388,7 +407,7 @@ class TransferView(View):
     txid: str | None
 
 
-class ReceiptView(View):
+class ReceiptView(View, frozen=True):
     """The proof of a payout for anyone with a node: rpcsvc receipt verify checks it.
 
     The Monero fields are for check_tx_key and check_tx_proof of a wallet; the EVM fields name the
@@ -400,65 +419,65 @@ class ReceiptView(View):
     txid: str
     address: str
     amount: Decimal
-    block: Annotated[int, Field(description="Number of the block that it is in.")]
-    transaction_key: str | None = None
-    transaction_proof: str | None = None
-    proof_message: str | None = None
-    chain_id: int | None = None
-    token: str | None = None
-    log_index: Annotated[int | None, Field(description="Within the block.")] = None
+    block: Annotated[int, about("Number of the block that it is in.")]
+    transaction_key: str | UnsetType | None = UNSET
+    transaction_proof: str | UnsetType | None = UNSET
+    proof_message: str | UnsetType | None = UNSET
+    chain_id: int | UnsetType | None = UNSET
+    token: str | UnsetType | None = UNSET
+    log_index: Annotated[int | UnsetType | None, about("Within the block.")] = UNSET
 
 
-class StatusResult(Result):
+class StatusResult(Result, frozen=True):
     """An order's current state. ``cursor`` is that of its last event."""
 
     order: OrderView
     cursor: Cursor
     funding_instructions: Annotated[
         FundingInstructions | None,
-        Field(description="Null once nothing is due any more, or a signed payment is under way."),
+        about("Null once nothing is due any more, or a signed payment is under way."),
     ]
-    amount_due: Annotated[Decimal | None, Field(description="What is still to be sent.")]
+    amount_due: Annotated[Decimal | None, about("What is still to be sent.")]
     deposits: list[DepositView]
     transfers: list[TransferView]
     outcome: Annotated[
-        Literal[tuple(status.value for status in OrderStatus if status.is_terminal)] | None,  # type: ignore[valid-type] # mypy takes no computed Literal
-        Field(description="The order's last status; null until then."),
+        Annotated[str, about(enum=[each for each in OrderStatus if each.is_terminal])] | None,
+        about("The order's last status; null until then."),
     ]
     action_required: Annotated[
-        Literal[REFUND_ADDRESS, REFUND_BLOCKED] | None,  # type: ignore[valid-type] # mypy takes no computed Literal
-        Field(
-            description="refund_address: the user has to give one, see nextActions. refund_blocked:"
+        Annotated[str, about(enum=[REFUND_ADDRESS, REFUND_BLOCKED])] | None,
+        about(
+            "refund_address: the user has to give one, see nextActions. refund_blocked:"
             " the network refuses the agreed refund address, and the operator tries again."
         ),
     ]
     receipt: Annotated[
         ReceiptView | None,
-        Field(description="Proof of the payout, once completed on a real network; else null."),
+        about("Proof of the payout, once completed on a real network; else null."),
     ]
 
 
-class PaymentResponse(View):
+class PaymentResponse(View, frozen=True):
     """SettlementResponse of x402, version 2."""
 
-    success: Literal[True]
+    success: Annotated[bool, about(const=True)]
     transaction: str
-    network: Annotated[str, Field(description="The chain (CAIP-2), such as eip155:8453.")]
+    network: Annotated[str, about("The chain (CAIP-2), such as eip155:8453.")]
     payer: str
     amount: Units
 
 
-class FundingResult(Result):
+class FundingResult(Result, frozen=True):
     """An order after a signed payment."""
 
     order: OrderView
     payment_response: Annotated[
         PaymentResponse | None,
-        Field(description="Null while it is not known what became of the payment: sign no other."),
+        about("Null while it is not known what became of the payment: sign no other."),
     ]
 
 
-class EventDeposit(View):
+class EventDeposit(View, frozen=True):
     """The deposit that an event is about; of order.created, the one that is awaited."""
 
     txid: str | None
@@ -466,7 +485,7 @@ class EventDeposit(View):
     asset: Asset
 
 
-class EventTransfer(View):
+class EventTransfer(View, frozen=True):
     """The payout or refund that an event is about."""
 
     kind: TransferKind
@@ -476,71 +495,78 @@ class EventTransfer(View):
     txid: str | None
 
 
-class EventView(View):
+class EventView(View, frozen=True):
     """An event of an order, and the order's state after it."""
 
     cursor: Cursor
     at: Time
-    type: Annotated[str, Field(description="What happened, such as deposit.seen.")]
-    state: Annotated[str, Field(description="The state that its status answer had then.")]
+    type: Annotated[str, about("What happened, such as deposit.seen.")]
+    state: Annotated[str, about("The state that its status answer had then.")]
     status: OrderStatus
     deadline_at: Annotated[
-        Time | None, Field(description="When the service would act by itself; absent: never.")
-    ] = None
-    deposit: EventDeposit | None = None
-    transfer: EventTransfer | None = None
+        Time | UnsetType | None, about("When the service would act by itself; absent: never.")
+    ] = UNSET
+    deposit: EventDeposit | UnsetType | None = UNSET
+    transfer: EventTransfer | UnsetType | None = UNSET
 
 
-class EventsResult(Result):
+class EventsResult(Result, frozen=True):
     """Events of an order, oldest first."""
 
     events: list[EventView]
-    cursor: Annotated[Cursor, Field(description="Send it as after to get what comes next.")]
+    cursor: Annotated[Cursor, about("Send it as after to get what comes next.")]
 
 
-class WebhookView(View):
+class WebhookView(View, frozen=True):
     """The webhook of an order. Its secret is not shown."""
 
     url: str
-    signatures: Annotated[list[Literal["v1a", "v1"]], Field(description="What messages carry.")]
+    signatures: Annotated[
+        list[Annotated[str, about(enum=["v1a", "v1"])]], about("What messages carry.")
+    ]
     state: Annotated[
-        Literal["active", "failing", "ended"],
-        Field(description="ended: the receiver answered 410, and no more is sent."),
+        str,
+        about(
+            "ended: the receiver answered 410, and no more is sent.",
+            enum=["active", "failing", "ended"],
+        ),
     ]
     failing_since: Time | None
 
 
-class DeliveryView(View):
+class DeliveryView(View, frozen=True):
     """A message to a webhook: the event with this cursor."""
 
-    message_id: Annotated[str, Field(description="The header webhook-id.")]
+    message_id: Annotated[str, about("The header webhook-id.")]
     sequence: Cursor
-    type: Annotated[str, Field(description="The event, such as deposit.seen.")]
+    type: Annotated[str, about("The event, such as deposit.seen.")]
     state: Annotated[
-        Literal["pending", "delivered", "dead"],
-        Field(description="dead: no longer tried, after 24 hours or a 410."),
+        str,
+        about(
+            "dead: no longer tried, after 24 hours or a 410.", enum=["pending", "delivered", "dead"]
+        ),
     ]
-    attempts: Annotated[int, Field(description="How often it was sent.", ge=0)]
+    attempts: Annotated[int, about("How often it was sent.", minimum=0)]
     last_attempt_at: Time | None
-    last_status: Annotated[int | None, Field(description="The HTTP status of the last attempt.")]
+    last_status: Annotated[int | None, about("The HTTP status of the last attempt.")]
     last_error: str | None
     next_attempt_at: Annotated[
-        Time | None, Field(description="Of a pending one; null: as soon as those before it went.")
+        Time | None, about("Of a pending one; null: as soon as those before it went.")
     ]
 
 
-class DeliveriesResult(Result):
+class DeliveriesResult(Result, frozen=True):
     """The newest messages of an order, oldest first."""
 
-    webhook: Annotated[WebhookView | None, Field(description="Null: the order has none.")]
+    webhook: Annotated[WebhookView | None, about("Null: the order has none.")]
     deliveries: list[DeliveryView]
 
 
-class OrderSummary(View):
+class OrderSummary(View, frozen=True):
     """An order in a list. Amounts are decimal strings."""
 
     order_id: OrderId
-    state: Annotated[str, Field(description="The state that its status answer has.")]
+    state: Annotated[str, about("The state that its status answer has.")]
     status: OrderStatus
     direction: Direction
     chain: str
@@ -554,51 +580,49 @@ class OrderSummary(View):
     completed_at: Time | None
 
 
-class ListResult(Result):
+class ListResult(Result, frozen=True):
     """A page of a session's orders, newest first."""
 
     orders: list[OrderSummary]
     next_after: Annotated[
-        OrderId | None, Field(description="Send it as after for the next page; null at the end.")
+        OrderId | None, about("Send it as after for the next page; null at the end.")
     ]
 
 
-class PaymentProblem(View):
+class PaymentProblem(View, frozen=True):
     """One thing in which a payment differs from what is due. Null: not given."""
 
-    code: Annotated[Literal[tuple(Problem)], Field(description="What differs.")]  # type: ignore[valid-type] # from one list
+    code: Annotated[str, about("What differs.", enum=[*Problem])]
     message: str
     expected: str | None
     received: str | None
 
 
-class PaymentCheck(View):
+class PaymentCheck(View, frozen=True):
     """Whether a payment is the one that the order waits for."""
 
-    safe_to_send: Annotated[
-        bool, Field(description="False: don't have it signed, whatever the problem.")
-    ]
+    safe_to_send: Annotated[bool, about("False: don't have it signed, whatever the problem.")]
     problems: list[PaymentProblem]
-    amount_due: Annotated[Decimal | None, Field(description="Null once nothing is due any more.")]
-    expires_at: Annotated[Time, Field(description="Until when a deposit is awaited.")]
+    amount_due: Annotated[Decimal | None, about("Null once nothing is due any more.")]
+    expires_at: Annotated[Time, about("Until when a deposit is awaited.")]
 
 
-class CheckResult(Result):
+class CheckResult(Result, frozen=True):
     """The check of an unsigned payment."""
 
     payment_check: PaymentCheck
 
 
-class TicketView(View):
+class TicketView(View, frozen=True):
     """A ticket."""
 
-    ticket_id: Annotated[str, Field(json_schema_extra={"pattern": "^tkt_[0-9A-HJKMNP-TV-Z]{26}$"})]
+    ticket_id: Annotated[str, about(pattern="^tkt_[0-9A-HJKMNP-TV-Z]{26}$")]
     created_at: Time
     category: str
     order_id: OrderId | None
 
 
-class RefundAddressView(View):
+class RefundAddressView(View, frozen=True):
     """A refund address that was named. Not accepted: another was set before it, or the order was
     made with one, which is final.
     """
@@ -607,20 +631,20 @@ class RefundAddressView(View):
     address: str
 
 
-class RefundAddressResult(Result):
+class RefundAddressResult(Result, frozen=True):
     """The refund address as it was taken."""
 
     refund_address: RefundAddressView
 
 
-class SupportResult(Result):
+class SupportResult(Result, frozen=True):
     """The created ticket; ``refundAddress`` is null where none was asked for."""
 
     ticket: TicketView
     refund_address: RefundAddressView | None
 
 
-class TransactionView(View):
+class TransactionView(View, frozen=True):
     """A transaction on a simulated chain."""
 
     txid: str
@@ -630,13 +654,13 @@ class TransactionView(View):
     asset: Asset
 
 
-class FundResult(Result):
+class FundResult(Result, frozen=True):
     """The simulated deposit."""
 
     transaction: TransactionView
 
 
-class FaultResult(Result):
+class FaultResult(Result, frozen=True):
     """The fault as it was set, and the sandbox's time."""
 
     fault: str

@@ -33,7 +33,8 @@ from rpcsvc.domain.refunds import plan_refunds
 from rpcsvc.domain.twap import is_filling
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.operations.dispatch import head
-from rpcsvc.operations.service import NO_SESSION, Answer, Service, Stored, ViewContext, with_session
+from rpcsvc.operations.models import StatusResult
+from rpcsvc.operations.service import Answer, Service, Stored, ViewContext
 from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.idempotency import Claim, retried
 from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, VenueQuote
@@ -47,7 +48,7 @@ class PlacedOrder(Struct, frozen=True):
     """
 
     order: Order
-    status: Answer | None
+    status: Answer[StatusResult] | None
     quote: VenueQuote
 
 
@@ -117,13 +118,15 @@ def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | No
     return StoredResponse(claim.namespace, claim.key, claim.operation, claim.params, body, now)
 
 
-def status_answer(views: ViewContext, order: Order, now: int, *, is_paying: bool = False) -> Answer:
+def status_answer(
+    views: ViewContext, order: Order, now: int, *, is_paying: bool = False
+) -> Answer[StatusResult]:
     """The answer of swap.status for an order at ``now`` (ms).
 
     ``is_paying``: a signed payment is under way. Stored answers are rendered without it, and not
     served meanwhile.
     """
-    data = with_session(views, status_data(views, order, now, is_paying=is_paying), NO_SESSION)
+    data = status_data(views, order, now, is_paying=is_paying)
     actions = status_actions(views, order, now, is_paying=is_paying)
     return Answer(AGENT_STATE_OF[order.status], data, actions)
 
@@ -138,7 +141,7 @@ def project(views: ViewContext, order: Order) -> StatusView | None:
     return as_view(order, status_answer(views, order, order.status_at))
 
 
-def as_view(order: Order, answer: Answer) -> StatusView:
+def as_view(order: Order, answer: Answer[StatusResult]) -> StatusView:
     """The stored form of an answer of ``status_answer``."""
     body = head("swap.status", answer)
     # The next actions change with time only while a deposit is awaited.

@@ -23,6 +23,7 @@ from rpcsvc.domain.payment_check import (
 )
 from rpcsvc.errors import InvalidInput, InvalidJson
 from rpcsvc.operations.dispatch import showable
+from rpcsvc.operations.models import CheckResult, PaymentCheck, PaymentProblem
 from rpcsvc.operations.params import CheckParams
 from rpcsvc.operations.service import Answer, Call, Service, action
 from rpcsvc.operations.swap import find_funding, look_again
@@ -34,7 +35,7 @@ _WAYS = "Send one of: transaction; paymentUri; address, amount, asset and chain.
 _MOST_DEPTH = 4
 
 
-async def check(service: Service, params: CheckParams, _call: Call) -> Answer:
+async def check(service: Service, params: CheckParams, _call: Call) -> Answer[CheckResult]:
     """Return whether the payment is the one that the order waits for.
 
     Raises OrderNotFound, and InvalidInput for what is signed or holds a key.
@@ -50,14 +51,13 @@ async def check(service: Service, params: CheckParams, _call: Call) -> Answer:
     else:
         found = differences(payment, _due(order, names, is_payable=is_payable), now)
     asset = order.terms.deposit_asset
-    data = {
-        "paymentCheck": {
-            "safeToSend": not found,
-            "problems": [_problem(each) for each in found],
-            "amountDue": format_units(order.due_units, asset) if is_payable else None,
-            "expiresAt": iso8601(order.terms.expires_at),
-        }
-    }
+    checked = PaymentCheck(
+        safe_to_send=not found,
+        problems=[_problem(each) for each in found],
+        amount_due=format_units(order.due_units, asset) if is_payable else None,
+        expires_at=iso8601(order.terms.expires_at),
+    )
+    data = CheckResult(*service.views.common(), payment_check=checked)
     return Answer(AgentState.READY, data, [_next(order, is_safe=not found)])
 
 
@@ -138,13 +138,13 @@ def _due(order: Order, names: NetworkNames, *, is_payable: bool) -> ExpectedPaym
     )
 
 
-def _problem(found: Mismatch) -> Json:
-    return {
-        "code": found.problem.value,
-        "message": found.message,
-        "expected": found.expected,
-        "received": showable(found.received),
-    }
+def _problem(found: Mismatch) -> PaymentProblem:
+    return PaymentProblem(
+        code=found.problem.value,
+        message=found.message,
+        expected=found.expected,
+        received=showable(found.received),
+    )
 
 
 def _next(order: Order, *, is_safe: bool) -> Json:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import orjson
 from msgspec import Struct
 from msgspec.structs import asdict
-from pydantic import BaseModel
 
 from rpcsvc.clock import Clock, day_of, iso8601, ms_to_next_day
 from rpcsvc.domain.addresses import MoneroNetwork
@@ -26,6 +25,7 @@ from rpcsvc.domain.reservations import SOCKET, TICKETS_REASON, Client
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.errors import RateLimited, ServiceError, Unavailable
 from rpcsvc.ids import RandomBytes
+from rpcsvc.operations.models import EventView, PaymentResponse, Result
 from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Policy
@@ -40,16 +40,17 @@ from rpcsvc.strict_json import Json
 from rpcsvc.verify import BY_ADDRESS, BY_SESSION, session_sha256
 
 # Parts of a log as they arrive; an empty list after a silent while.
-Parts: TypeAlias = "AsyncGenerator[list[Json], None]"
+Parts: TypeAlias = "AsyncGenerator[list[EventView], None]"
 Follow: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Parts | None]]"
-Handler: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Answer | Flat | Stored]]"
+Handler: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Answer[Any] | Flat | Stored]]"
+
+D = TypeVar("D", bound=Result)
 
 # Bytes of a ticket beside its texts: numbers, ids, its row and its client's count.
 _ROW_BYTES: Final = 200
 # The bytes of a day by this are kept for tickets of orders with money in them.
 _KEPT_FOR_MONEY: Final = 4
 _LATER: Final = "Write again tomorrow, or to the contact that the service publishes."
-NO_SESSION = (None, "none")
 
 
 class Effect(StrEnum):
@@ -150,7 +151,7 @@ class Operation(Struct, frozen=True, eq=False):
     name: str
     summary: str
     params: type[Params]
-    result: type[BaseModel]
+    result: type[Struct]
     handler: Handler
     effect: Effect
     method: str = "POST"
@@ -229,6 +230,14 @@ class ViewContext(Struct, frozen=True):
     def network(self) -> str:
         """The network that every answer states."""
         return self.profile.network
+
+    def common(
+        self, session_id: str | None = None, call: Call | None = None
+    ) -> tuple[str, str | None, str]:
+        """The fields that every result begins with; ``call`` is the source of the session."""
+        if session_id is None or call is None:
+            return self.network, None, "none"
+        return self.network, session_id, call.session_source
 
     def fund_url(self, order_id: str) -> str:
         """The URL at which an order is paid by x402."""
@@ -318,21 +327,26 @@ class Call(Struct, frozen=True):
     transport: str = "local"
     held_to: str | None = None
 
+    @property
+    def session_source(self) -> str:
+        """The source of the session, if the call has one."""
+        return "local" if self.local_session else "request"
+
 
 class X402Settlement(Struct, frozen=True):
     """The SettlementResponse of an x402 payment; None while the outcome is unknown."""
 
-    response: Json | None
+    response: PaymentResponse | None
 
 
-class Answer(Struct, frozen=True):
+class Answer(Struct, Generic[D], frozen=True):
     """The result of an operation. ``next_actions`` hold calls that can be sent as they stand.
 
     ``settlement`` is set if the order is paid by x402.
     """
 
     state: AgentState
-    data: Json
+    data: D
     next_actions: Sequence[Json] = ()
     missing_inputs: Sequence[str] = ()
     validation_errors: Sequence[Json] = ()
@@ -363,7 +377,7 @@ def action(
 class Flat(Struct, frozen=True):
     """An answer without an envelope, as the BFF has them (spec 2.4)."""
 
-    body: Json
+    body: Json | Struct
 
 
 class Stored(Struct, frozen=True):
@@ -371,22 +385,6 @@ class Stored(Struct, frozen=True):
 
     head: bytes
     replayed: bool = False
-
-
-def session_source(call: Call) -> str:
-    """The source of the session of a call that has one."""
-    return "local" if call.local_session else "request"
-
-
-def with_session(views: ViewContext, data: Json, session: tuple[str | None, str]) -> Json:
-    """``data`` with the fields that every result has: network, sessionId, sessionSource."""
-    session_id, source = session
-    return {
-        "network": views.network,
-        "sessionId": session_id,
-        "sessionSource": source,
-        **data,
-    }
 
 
 def attester(

@@ -17,22 +17,11 @@ from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import AGENT_STATE_OF, REFUND_ADDRESS, AgentState, Order
 from rpcsvc.domain.refunds import has_refused
 from rpcsvc.domain.reservations import SOCKET
-from rpcsvc.errors import (
-    InvalidDestination,
-    OrderNotFound,
-    Unavailable,
-)
+from rpcsvc.errors import InvalidDestination, OrderNotFound, Unavailable
+from rpcsvc.operations import models
 from rpcsvc.operations.inputs import Problems, read_order_id, read_refund_address, read_session
 from rpcsvc.operations.params import ListParams, RefundAddressParams, SupportParams
-from rpcsvc.operations.service import (
-    NO_SESSION,
-    Answer,
-    Call,
-    Service,
-    action,
-    session_source,
-    with_session,
-)
+from rpcsvc.operations.service import Answer, Call, Service, action
 from rpcsvc.operations.swap import find_any_order, look_again, require_owner
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
 from rpcsvc.store.changes import Change, Ticket
@@ -47,7 +36,9 @@ _TRIES: Final = 5
 _ACCEPTED = "Look at the order again until its refund has settled."
 
 
-async def list_orders(service: Service, params: ListParams, call: Call) -> Answer:
+async def list_orders(
+    service: Service, params: ListParams, call: Call
+) -> Answer[models.ListResult]:
     """A page of the session's orders. Orders of the bridge are not among them.
 
     Raises OrderNotFound for a cursor that is no order of the session.
@@ -57,8 +48,7 @@ async def list_orders(service: Service, params: ListParams, call: Call) -> Answe
     found = await service.store.orders_of_session(session, params.limit, after)
     last = found[-1].order_id if len(found) == params.limit else None
     listed = [_summary(order) for order in found if not order.terms.is_bridge]
-    data: Json = {"orders": listed, "nextAfter": last}
-    data = with_session(service.views, data, (session, session_source(call)))
+    data = models.ListResult(*service.views.common(session, call), orders=listed, next_after=last)
     return Answer(AgentState.READY, data, _next_page(last, session))
 
 
@@ -72,23 +62,23 @@ async def _cursor(service: Service, after: str, session: str) -> str:
     return after
 
 
-def _summary(order: Order) -> Json:
+def _summary(order: Order) -> models.OrderSummary:
     terms = order.terms
-    return {
-        "orderId": terms.order_id,
-        "state": AGENT_STATE_OF[order.status].value,
-        "status": order.status.value,
-        "direction": terms.direction.value,
-        "chain": terms.chain,
-        "depositAsset": terms.deposit_asset.symbol,
-        "depositAmount": format_units(terms.deposit_amount, terms.deposit_asset),
-        "payoutAsset": terms.payout_asset.symbol,
-        "expectedOutput": format_units(terms.expected_output, terms.payout_asset),
-        "toAddress": terms.to_address,
-        "createdAt": iso8601(terms.created_at),
-        "expiresAt": iso8601(terms.expires_at),
-        "completedAt": iso8601(order.completed_at) if order.completed_at else None,
-    }
+    return models.OrderSummary(
+        order_id=terms.order_id,
+        state=AGENT_STATE_OF[order.status].value,
+        status=order.status,
+        direction=terms.direction.value,
+        chain=terms.chain,
+        deposit_asset=terms.deposit_asset.symbol,
+        deposit_amount=format_units(terms.deposit_amount, terms.deposit_asset),
+        payout_asset=terms.payout_asset.symbol,
+        expected_output=format_units(terms.expected_output, terms.payout_asset),
+        to_address=terms.to_address,
+        created_at=iso8601(terms.created_at),
+        expires_at=iso8601(terms.expires_at),
+        completed_at=iso8601(order.completed_at) if order.completed_at else None,
+    )
 
 
 def _next_page(after: str | None, session: str) -> list[Json]:
@@ -101,7 +91,9 @@ def _next_page(after: str | None, session: str) -> list[Json]:
 # --- refund addresses --------------------------------------------------------------------------
 
 
-async def set_refund_address(service: Service, params: RefundAddressParams, call: Call) -> Answer:
+async def set_refund_address(
+    service: Service, params: RefundAddressParams, call: Call
+) -> Answer[models.RefundAddressResult]:
     """Set the address of a refund that waits for one, and say whether it was accepted.
 
     Raises OrderNotFound, VerificationFailed, and InvalidDestination.
@@ -109,8 +101,10 @@ async def set_refund_address(service: Service, params: RefundAddressParams, call
     order = require_owner(await find_any_order(service, params.order_id), params.session_id)
     address = await read_untried(params.address, order, service, field="address")
     accepted = await _give(service, order, address, params)
-    data = {"refundAddress": {"accepted": accepted, "address": address}}
-    data = with_session(service.views, data, (order.terms.session_id, session_source(call)))
+    data = models.RefundAddressResult(
+        *service.views.common(order.terms.session_id, call),
+        refund_address=models.RefundAddressView(accepted, address),
+    )
     step = look_again(order, _ACCEPTED if accepted else _why_not(order))
     return Answer(AgentState.READY, data, [step])
 
@@ -170,7 +164,9 @@ async def read_untried(text: str, order: Order, service: Service, *, field: str)
 # --- tickets -----------------------------------------------------------------------------------
 
 
-async def create_ticket(service: Service, params: SupportParams, call: Call) -> Answer:
+async def create_ticket(
+    service: Service, params: SupportParams, call: Call
+) -> Answer[models.SupportResult]:
     """Record a ticket; set the order's refund address when its owner asks for it.
 
     Raises InvalidInput, InvalidDestination, RateLimited and Unavailable.
@@ -195,12 +191,17 @@ async def create_ticket(service: Service, params: SupportParams, call: Call) -> 
     await _record(service, ticket, client if is_charged else None, has_money=has_money)
     log.info("ticket_created", ticket_id=ticket.ticket_id, order_id=ticket.order_id)
     accepted = await _give_with_ticket(service, order, refund_to, ticket)
-    data = {"ticket": _ticket_view(ticket), "refundAddress": accepted}
-    session_fields = (session, session_source(call)) if session else NO_SESSION
-    actions = [_ticket_action(params.order_id, named)]
-    return Answer(
-        AgentState.TICKET_CREATED, with_session(service.views, data, session_fields), actions
+    data = models.SupportResult(
+        *service.views.common(session, call),
+        ticket=models.TicketView(
+            ticket_id=ticket.ticket_id,
+            created_at=iso8601(ticket.created_at),
+            category=ticket.category,
+            order_id=ticket.order_id,
+        ),
+        refund_address=accepted,
     )
+    return Answer(AgentState.TICKET_CREATED, data, [_ticket_action(params.order_id, named)])
 
 
 async def _record(service: Service, ticket: Ticket, client: str | None, *, has_money: bool) -> None:
@@ -267,24 +268,15 @@ def _sets_refund_address(order: Order | None, refund_to: str | None) -> bool:
 
 async def _give_with_ticket(
     service: Service, order: Order | None, address: str | None, ticket: Ticket
-) -> Json | None:
+) -> models.RefundAddressView | None:
     if order is None:
         return None
     if order.terms.refund_address is not None and ticket.wallet_address is not None:
-        return {"accepted": False, "address": ticket.wallet_address}  # the agreed one is final
+        return models.RefundAddressView(False, ticket.wallet_address)  # the agreed one is final
     if address is None:
         return None
     accepted = await service.venue.give_refund_address(order, address, ticket)
-    return {"accepted": accepted, "address": address}
-
-
-def _ticket_view(ticket: Ticket) -> Json:
-    return {
-        "ticketId": ticket.ticket_id,
-        "createdAt": iso8601(ticket.created_at),
-        "category": ticket.category,
-        "orderId": ticket.order_id,
-    }
+    return models.RefundAddressView(accepted, address)
 
 
 def _ticket_action(order_id: str | None, order: Order | None) -> Json:

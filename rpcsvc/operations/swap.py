@@ -10,9 +10,9 @@ import hmac
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import orjson
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from rpcsvc.clock import iso8601
@@ -20,12 +20,8 @@ from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import USDC, Money, format_units, parse_any_amount, require_storable
 from rpcsvc.domain.order import AgentState, Order, OrderStatus
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
-from rpcsvc.errors import (
-    MissingInput,
-    OrderNotFound,
-    Unavailable,
-    VerificationFailed,
-)
+from rpcsvc.errors import MissingInput, OrderNotFound, Unavailable, VerificationFailed
+from rpcsvc.operations import models
 from rpcsvc.operations.dispatch import head, missing_state
 from rpcsvc.operations.inputs import (
     HINTS,
@@ -49,16 +45,7 @@ from rpcsvc.operations.params import (
     StatusParams,
     SwapParams,
 )
-from rpcsvc.operations.service import (
-    Answer,
-    Call,
-    SandboxService,
-    Service,
-    Stored,
-    action,
-    session_source,
-    with_session,
-)
+from rpcsvc.operations.service import Answer, Call, SandboxService, Service, Stored, action
 from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import NEEDED, FaultKind, OrderRequest, QuoteRequest, VenueQuote
@@ -66,47 +53,42 @@ from rpcsvc.orders.quoted import FIELD, QuotedTerms, quote_terms, read_digest, w
 from rpcsvc.strict_json import Json
 
 DEPOSIT_POLICY = [
-    {
-        "case": "exact",
-        "action": "Paid out at the quoted rate once it is confirmed, when first seen until"
-        " priceLockedUntil.",
-    },
-    {"case": "over", "action": "All of it is swapped, up to the maximum."},
-    {"case": "above_maximum", "action": "All of it is refunded."},
-    {
-        "case": "under",
-        "action": "More may follow until expiresAt. Then a sum of at least the minimum is"
+    models.DepositPolicyRow(
+        "exact",
+        "Paid out at the quoted rate once it is confirmed, when first seen until priceLockedUntil.",
+    ),
+    models.DepositPolicyRow("over", "All of it is swapped, up to the maximum."),
+    models.DepositPolicyRow("above_maximum", "All of it is refunded."),
+    models.DepositPolicyRow(
+        "under",
+        "More may follow until expiresAt. Then a sum of at least the minimum is"
         " swapped, a smaller one refunded; what is worth no more than the fee of sending it back"
         " is held and shown.",
-    },
-    {"case": "several", "action": "Deposits are summed, each at the rate of its own time."},
-    {
-        "case": "after_price_lock",
-        "action": "First seen after priceLockedUntil and before expiresAt: swapped at the rate of"
+    ),
+    models.DepositPolicyRow("several", "Deposits are summed, each at the rate of its own time."),
+    models.DepositPolicyRow(
+        "after_price_lock",
+        "First seen after priceLockedUntil and before expiresAt: swapped at the rate of"
         " that moment if it brings at least minReceived in proportion, otherwise treated as late."
         " The lock ends early when the rate moves too far; what was seen by then keeps its rate.",
-    },
-    {
-        "case": "late",
-        "action": "Re-priced when first seen after expiresAt; swapped if the result is within"
+    ),
+    models.DepositPolicyRow(
+        "late",
+        "Re-priced when first seen after expiresAt; swapped if the result is within"
         " minReceived in proportion, otherwise refunded.",
-    },
-    {
-        "case": "after_terminal",
-        "action": "Recorded, shown on the order, and refunded when worth more than the fee.",
-    },
-    {
-        "case": "refund",
-        "action": "Goes to the refundAddress that the order was made with, and nowhere else."
+    ),
+    models.DepositPolicyRow(
+        "after_terminal", "Recorded, shown on the order, and refunded when worth more than the fee."
+    ),
+    models.DepositPolicyRow(
+        "refund",
+        "Goes to the refundAddress that the order was made with, and nowhere else."
         " Without one a USDC refund goes to the sender, and an XMR refund waits until the holder of"
         " the session names an address (actionRequired: refund_address).",
-    },
-    {"case": "reorganised_away", "action": "The order steps back to awaiting_deposit."},
+    ),
+    models.DepositPolicyRow("reorganised_away", "The order steps back to awaiting_deposit."),
 ]
 
-
-# Rendered once, because every quote has the same.
-_DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
 
 _NO_SESSION = (
     "sessionId is missing. Make a random UUID (version 4) for this order, from a random generator:"
@@ -114,48 +96,39 @@ _NO_SESSION = (
 )
 
 
-def quote_view(service: Service, quote: VenueQuote) -> dict[str, Any]:
+def quote_view(service: Service, quote: VenueQuote) -> models.Quote:
     """``data.quote``: amounts as decimal strings, fees in the payout's asset."""
     payout = quote.payout_asset
     spread = quote.price.spread(quote.direction, quote.deposit.units)
-    return {
-        "direction": quote.direction.value,
-        "chain": quote.chain.name,
-        "chainId": quote.chain.chain_id,
-        "depositAsset": quote.deposit_asset.symbol,
-        "depositAmount": format_units(quote.deposit.units, quote.deposit_asset),
-        "payoutAsset": payout.symbol,
-        "expectedOutput": format_units(quote.expected_output, payout),
-        "minReceived": format_units(quote.min_received, payout),
-        "rate": format_units(quote.rate.usdc_per_xmr, USDC),
-        "rateAsOf": iso8601(quote.rate.as_of),
-        "fees": {
-            "asset": payout.symbol,
-            "spread": format_units(spread, payout),
-            "network": format_units(quote.price.payout_fee, payout),
-            "refundNetwork": format_units(quote.fees.refund, quote.deposit_asset),
-            "refundAsset": quote.deposit_asset.symbol,
-            **_funding_fees(quote),
-        },
-        "estimatedTimeSeconds": quote.seconds,
-        "depositWindowSeconds": service.policy.deposit_window // 1000,
-        "priceLockedUntil": None
-        if quote.price_locked_until is None
-        else iso8601(quote.price_locked_until),
-        "depositPolicy": _DEPOSIT_POLICY,
-    }
+    gas, lock_end = quote.funding_gas, quote.price_locked_until
+    return models.Quote(
+        direction=quote.direction.value,
+        chain=quote.chain.name,
+        chain_id=quote.chain.chain_id,
+        deposit_asset=quote.deposit_asset.symbol,
+        deposit_amount=format_units(quote.deposit.units, quote.deposit_asset),
+        payout_asset=payout.symbol,
+        expected_output=format_units(quote.expected_output, payout),
+        min_received=format_units(quote.min_received, payout),
+        rate=format_units(quote.rate.usdc_per_xmr, USDC),
+        rate_as_of=iso8601(quote.rate.as_of),
+        fees=models.QuoteFees(
+            asset=payout.symbol,
+            spread=format_units(spread, payout),
+            network=format_units(quote.price.payout_fee, payout),
+            refund_network=format_units(quote.fees.refund, quote.deposit_asset),
+            refund_asset=quote.deposit_asset.symbol,
+            funding=format_units(quote.price.funding_fee, payout) if gas else UNSET,
+            funding_gas=format_units(gas, USDC) if gas else UNSET,
+        ),
+        estimated_time_seconds=quote.seconds,
+        deposit_window_seconds=service.policy.deposit_window // 1000,
+        price_locked_until=None if lock_end is None else iso8601(lock_end),
+        deposit_policy=DEPOSIT_POLICY,
+    )
 
 
-def _funding_fees(quote: VenueQuote) -> Json:
-    if not quote.funding_gas:
-        return {}
-    return {
-        "funding": format_units(quote.price.funding_fee, quote.payout_asset),
-        "fundingGas": format_units(quote.funding_gas, USDC),
-    }
-
-
-async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
+async def plan(service: Service, params: PlanParams, _call: Call) -> Answer[models.PlanResult]:
     """The known inputs of a swap, normalised, and the missing ones. Reserves nothing."""
     problems = Problems()
     intent = await read_intent(params, service, problems)
@@ -166,14 +139,16 @@ async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
         wrong = problems.fields
         problems.add(*(missing(name) for name in intent.missing if name not in wrong))
     problems.raise_found()
-    data = {"intent": _intent_view(intent, has_funds=params.has_funds)}
+    data = models.PlanResult(
+        *service.views.common(), intent=_intent_view(intent, has_funds=params.has_funds)
+    )
     if intent.missing:
         actions = [action(f"provide_{name}", HINTS[name]) for name in intent.missing]
         return Answer(missing_state(intent.missing), data, actions, missing_inputs=intent.missing)
     return Answer(AgentState.READY, data, _ready_actions(intent, has_funds=params.has_funds))
 
 
-async def quote(service: Service, params: QuoteParams, call: Call) -> Answer:
+async def quote(service: Service, params: QuoteParams, call: Call) -> Answer[models.QuoteResult]:
     """A price for the amount at the current rate."""
     problems = Problems()
     intent = await read_intent(params, service, problems)
@@ -188,7 +163,9 @@ async def quote(service: Service, params: QuoteParams, call: Call) -> Answer:
         " idempotency key.",
     )
     digest = write_digest(quote_terms(found, service.clock.now_ms()))
-    data = {"quote": quote_view(service, found), "quoteDigest": digest}
+    data = models.QuoteResult(
+        *service.views.common(), quote=quote_view(service, found), quote_digest=digest
+    )
     return Answer(AgentState.QUOTED, data, [create])
 
 
@@ -202,7 +179,9 @@ async def execute(service: Service, params: SwapParams, call: Call) -> Stored:
     return await _open(service, params, call, "swap.execute")
 
 
-async def status(service: Service, params: StatusParams, call: Call) -> Answer | Stored:
+async def status(
+    service: Service, params: StatusParams, call: Call
+) -> Answer[models.StatusResult] | Stored:
     """An order's current state. Raises OrderNotFound and VerificationFailed."""
     order_id = read_order_id(params.order_id)
     service.venue.watch(order_id)
@@ -305,19 +284,19 @@ async def _require_within_limits(
     require_storable(amount)
 
 
-def _intent_view(intent: SwapIntent, *, has_funds: bool | None) -> Json:
+def _intent_view(intent: SwapIntent, *, has_funds: bool | None) -> models.Intent:
     direction, chain, amount = intent.direction, intent.chain, intent.amount
-    return {
-        "direction": direction.value if direction else None,
-        "chain": chain.name if chain else None,
-        "chainId": chain.chain_id if chain else None,
-        "amount": amount.text() if amount else None,
-        "send": deposit_asset(direction).symbol if direction else None,
-        "receive": payout_asset(direction).symbol if direction else None,
-        "to": intent.to,
-        "hasFunds": has_funds,
-        "funding": intent.funding,
-    }
+    return models.Intent(
+        direction=direction.value if direction else None,
+        chain=chain.name if chain else None,
+        chain_id=chain.chain_id if chain else None,
+        amount=amount.text() if amount else None,
+        send=deposit_asset(direction).symbol if direction else None,
+        receive=payout_asset(direction).symbol if direction else None,
+        to=intent.to,
+        has_funds=has_funds,
+        funding=intent.funding,
+    )
 
 
 def _ready_actions(intent: SwapIntent, *, has_funds: bool | None) -> list[Json]:
@@ -388,7 +367,7 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
         key = _terms_key(_fingerprint(intent, session, digest))
     if key is not None:
         claim = Claim(call.namespace, key, operation, shown)
-    source = session_source(call) if session else "generated"
+    source = call.session_source if session else "generated"
     write = partial(_order_answer, service, source, operation)
     return await place(service, lambda: request, claim, write)
 
@@ -436,23 +415,25 @@ def _terms_key(fingerprint: Json) -> str:
 def _order_answer(service: Service, source: str, operation: str, placed: PlacedOrder) -> bytes:
     """The envelope of a new order, without its request id."""
     status = placed.status
-    if status is None:
-        raise TypeError("the order of a swap has a status answer")
-    data = {
-        "order": status.data["order"],
-        "fundingInstructions": status.data["fundingInstructions"],
-        "quote": quote_view(service, placed.quote),
-    }
-    data = with_session(service.views, data, (placed.order.terms.session_id, source))
-    return head(operation, replace(status, data=data))
+    if status is None or status.data.funding_instructions is None:
+        raise TypeError("the new order of a swap has a status answer, and asks for its deposit")
+    data = models.OrderResult(
+        service.views.network,
+        placed.order.terms.session_id,
+        source,
+        order=status.data.order,
+        funding_instructions=status.data.funding_instructions,
+        quote=quote_view(service, placed.quote),
+    )
+    return head(operation, Answer(status.state, data, status.next_actions))
 
 
-async def cancel(service: Service, params: CancelParams, call: Call) -> Answer:
+async def cancel(service: Service, params: CancelParams, call: Call) -> Answer[models.StatusResult]:
     """The order after the cancellation. Raises as ``cancel_order`` does."""
     order = await cancel_order(service, params.order_id, params.session_id)
     answer = status_answer(service.views, order, service.clock.now_ms())
-    session = {"sessionId": order.terms.session_id, "sessionSource": session_source(call)}
-    return replace(answer, data={**answer.data, **session})
+    source, session = call.session_source, order.terms.session_id
+    return replace(answer, data=replace(answer.data, session_id=session, session_source=source))
 
 
 async def cancel_order(service: Service, order_id: str, session_id: str) -> Order:
@@ -467,27 +448,30 @@ async def cancel_order(service: Service, order_id: str, session_id: str) -> Orde
     return await service.venue.cancel(order)
 
 
-async def fund(service: SandboxService, params: FundParams, _call: Call) -> Answer:
+async def fund(
+    service: SandboxService, params: FundParams, _call: Call
+) -> Answer[models.FundResult]:
     """Send a simulated deposit; by default what is still due."""
     order = await find_any_order(service, params.order_id)
     asset = order.terms.deposit_asset
     units = None if params.amount is None else parse_any_amount(params.amount, asset).units
     tx = await service.controls.fund(order, units)
     service.wake()
-    data = {
-        "transaction": {
-            "txid": tx.txid,
-            "network": tx.network,
-            "to": tx.recipient,
-            "amount": format_units(tx.units, asset),
-            "asset": asset.symbol,
-        }
-    }
+    transaction = models.TransactionView(
+        txid=tx.txid,
+        network=tx.network,
+        to=tx.recipient,
+        amount=format_units(tx.units, asset),
+        asset=asset.symbol,
+    )
+    data = models.FundResult(*service.views.common(), transaction=transaction)
     poll = look_again(order, "Watch the order until it is completed or has failed.")
     return Answer(AgentState.READY, data, [poll])
 
 
-async def fault(service: SandboxService, params: FaultParams, _call: Call) -> Answer:
+async def fault(
+    service: SandboxService, params: FaultParams, _call: Call
+) -> Answer[models.FaultResult]:
     """Provoke a fault, move the clock, or change the rate."""
     kind = FaultKind(params.fault)
     if params.order_id is not None:
@@ -499,4 +483,6 @@ async def fault(service: SandboxService, params: FaultParams, _call: Call) -> An
     else:
         await service.controls.fault(kind, seconds=params.seconds, rate=params.rate)
     service.wake()
-    return Answer(AgentState.READY, {"fault": kind.value, "now": iso8601(service.clock.now_ms())})
+    now = iso8601(service.clock.now_ms())
+    data = models.FaultResult(*service.views.common(), fault=kind.value, now=now)
+    return Answer(AgentState.READY, data)

@@ -263,8 +263,8 @@ class Transfers:
             }
         )
         answer = await session.create_ticket(service, request, call)
-        given = answer.data.get("refundAddress")
-        if not given or not given["accepted"]:
+        given = answer.data.refund_address
+        if given is None or not given.accepted:
             view["refused"] = "the order does not wait any more"
         return Flat(view)
 

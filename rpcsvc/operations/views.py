@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import orjson
+from msgspec import UNSET, Raw, UnsetType
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain import twap
@@ -26,6 +28,7 @@ from rpcsvc.domain.order import (
     TransferState,
     TwapPlan,
 )
+from rpcsvc.operations import models
 from rpcsvc.operations.service import ViewContext, action
 from rpcsvc.strict_json import Json
 
@@ -45,35 +48,30 @@ _SIGNED_PAYMENT = (
 )
 
 
-def draft_order_view(order: Order, now: int) -> Json:
-    """An order as spec 2.4 has it; ``now`` in ms, for the time that its chunks still take."""
+def draft_fields(order: Order, now: int) -> dict[str, Any]:
+    """The fields that an order has on every surface (spec 2.4).
+
+    ``now`` in ms, for the time that its chunks still take.
+    """
     terms = order.terms
     seen = order.report or _own_report(order)
     return {
-        "orderId": terms.order_id,
-        "status": order.status.value,
-        "depositAddress": terms.deposit_address,
-        "depositTokenSymbol": terms.deposit_asset.symbol,
-        "depositAmount": str(terms.deposit_amount),
-        "toAddress": terms.to_address,
-        "expectedOutput": str(terms.expected_output),
-        "depositChainId": 0 if terms.deposit_asset is XMR else terms.chain_id,
-        "depositTxHash": seen.deposit_txid,
-        "actualOutput": None if seen.output is None else str(seen.output),
-        "errorMessage": order.error_message,
-        "refundTxHash": seen.refund_txid,
-        "createdAt": iso8601(terms.created_at),
-        "completedAt": iso8601(order.completed_at) if order.completed_at else None,
-        **_twap(order, now),
+        "order_id": terms.order_id,
+        "status": order.status,
+        "deposit_address": terms.deposit_address,
+        "deposit_token_symbol": terms.deposit_asset.symbol,
+        "deposit_amount": str(terms.deposit_amount),
+        "to_address": terms.to_address,
+        "expected_output": str(terms.expected_output),
+        "deposit_chain_id": 0 if terms.deposit_asset is XMR else terms.chain_id,
+        "deposit_tx_hash": seen.deposit_txid,
+        "actual_output": None if seen.output is None else str(seen.output),
+        "error_message": order.error_message,
+        "refund_tx_hash": seen.refund_txid,
+        "created_at": iso8601(terms.created_at),
+        "completed_at": iso8601(order.completed_at) if order.completed_at else None,
+        "twap": twap_view(order, now),
     }
-
-
-def _twap(order: Order, now: int) -> Json:
-    """``twap``, if any: the upstream's report on an order that it settles, else our own."""
-    if order.report is not None and order.report.extra is not None:
-        return {"twap": orjson.Fragment(order.report.extra)}
-    progress = twap_view(order, now)
-    return {} if progress is None else {"twap": progress}
 
 
 def may_fund(order: Order, now: int) -> bool:
@@ -82,22 +80,20 @@ def may_fund(order: Order, now: int) -> bool:
     return awaits and now < order.terms.expires_at
 
 
-def order_view(views: ViewContext, order: Order, now: int, *, is_paying: bool) -> Json:
+def order_view(views: ViewContext, order: Order, now: int, *, is_paying: bool) -> models.OrderView:
     """``data.order``."""
-    view = {
-        **draft_order_view(order, now),
-        "expiresAt": iso8601(order.terms.expires_at),
-        "refundAddress": order.refund_to,
-        "priceLockedUntil": _price_locked_until(order),
-        "checkoutUrl": views.checkout_url(order.order_id),
-    }
-    if order.deadline_at is not None and order.on_deadline is not None:
-        view["deadlineAt"] = iso8601(order.deadline_at)
-        view["onDeadline"] = order.on_deadline.value
-    if views.attest is not None and may_fund(order, now) and not is_paying:
-        # Show no address that must not be paid any more.
-        view["attestation"] = views.attest(order.terms)
-    return view
+    # Show no address that must not be paid any more.
+    attest = views.attest if may_fund(order, now) and not is_paying else None
+    return models.OrderView(
+        **draft_fields(order, now),
+        expires_at=iso8601(order.terms.expires_at),
+        refund_address=order.refund_to,
+        price_locked_until=_price_locked_until(order),
+        checkout_url=views.checkout_url(order.order_id),
+        deadline_at=UNSET if order.deadline_at is None else iso8601(order.deadline_at),
+        on_deadline=order.on_deadline or UNSET,
+        attestation=UNSET if attest is None else attest(order.terms),
+    )
 
 
 def _price_locked_until(order: Order) -> str | None:
@@ -118,23 +114,23 @@ def _own_report(order: Order) -> Report:
     )
 
 
-def funding_view(views: ViewContext, order: Order) -> Json:
+def funding_view(views: ViewContext, order: Order) -> models.FundingInstructions:
     """``data.fundingInstructions``: the amount still due, its address and its deadline."""
     terms = order.terms
     names = views.profile.names(terms.deposit_asset, terms.chain)
     amount = format_units(order.due_units, terms.deposit_asset)
-    return {
-        "depositAddress": terms.deposit_address,
-        "amount": amount,
-        "amountDisplay": f"{amount} {terms.deposit_asset.symbol}",
-        "asset": terms.deposit_asset.symbol,
-        "network": names.network,
-        "chainId": names.chain_id,
-        "priceLockedUntil": _price_locked_until(order),
-        "expiresAt": iso8601(terms.expires_at),
-        "paymentUri": _payment_uri(order, names.chain_id, names.token),
-        "warnings": _warnings(views, order, names.network),
-    }
+    return models.FundingInstructions(
+        deposit_address=terms.deposit_address,
+        amount=amount,
+        amount_display=f"{amount} {terms.deposit_asset.symbol}",
+        asset=terms.deposit_asset.symbol,
+        network=names.network,
+        chain_id=names.chain_id,
+        price_locked_until=_price_locked_until(order),
+        expires_at=iso8601(terms.expires_at),
+        payment_uri=_payment_uri(order, names.chain_id, names.token),
+        warnings=_warnings(views, order, names.network),
+    )
 
 
 def _payment_uri(order: Order, chain_id: int, token: str | None) -> str:
@@ -179,16 +175,16 @@ def _refund_warning(order: Order) -> str:
     )
 
 
-def deposit_view(order: Order, deposit: Deposit) -> Json:
+def deposit_view(order: Order, deposit: Deposit) -> models.DepositView:
     """An entry of ``data.deposits``."""
-    return {
-        "txid": deposit.key.txid,
-        "amount": format_units(deposit.units, order.terms.deposit_asset),
-        "status": deposit.state.value,
-        "firstSeenAt": iso8601(deposit.first_seen_at),
-        "rate": None if deposit.rate is None else format_units(deposit.rate, USDC),
-        "use": _use(order, deposit),
-    }
+    return models.DepositView(
+        txid=deposit.key.txid,
+        amount=format_units(deposit.units, order.terms.deposit_asset),
+        status=deposit.state,
+        first_seen_at=iso8601(deposit.first_seen_at),
+        rate=None if deposit.rate is None else format_units(deposit.rate, USDC),
+        use=_use(order, deposit),
+    )
 
 
 def _use(order: Order, deposit: Deposit) -> str:
@@ -198,16 +194,16 @@ def _use(order: Order, deposit: Deposit) -> str:
     return transfer.kind.value if transfer else "undecided"
 
 
-def transfer_view(transfer: Transfer) -> Json:
+def transfer_view(transfer: Transfer) -> models.TransferView:
     """An entry of ``data.transfers``."""
-    return {
-        "kind": transfer.kind.value,
-        "address": transfer.address,
-        "amount": format_units(transfer.units, transfer.asset),
-        "asset": transfer.asset.symbol,
-        "status": transfer.state.value,
-        "txid": mined_txid(transfer),
-    }
+    return models.TransferView(
+        kind=transfer.kind,
+        address=transfer.address,
+        amount=format_units(transfer.units, transfer.asset),
+        asset=transfer.asset.symbol,
+        status=transfer.state,
+        txid=mined_txid(transfer),
+    )
 
 
 def mined_txid(transfer: Transfer) -> str | None:
@@ -217,33 +213,36 @@ def mined_txid(transfer: Transfer) -> str | None:
     return transfer.txid
 
 
-def _receipt(order: Order) -> Json | None:
+def _receipt(order: Order) -> models.ReceiptView | None:
     payout = order.payout
     if order.status is not OrderStatus.COMPLETED or payout is None or payout.receipt is None:
         return None
-    return dict(orjson.loads(payout.receipt))
+    return msgspec.json.decode(payout.receipt, type=models.ReceiptView)
 
 
-def status_data(views: ViewContext, order: Order, now: int, *, is_paying: bool = False) -> Json:
-    """``data`` of status, without the fields that every result has.
+def status_data(
+    views: ViewContext, order: Order, now: int, *, is_paying: bool = False
+) -> models.StatusResult:
+    """``data`` of status, for anybody.
 
     ``is_paying``: a signed payment is under way, and nothing else is to be sent.
     """
     awaits = may_fund(order, now) and not is_paying
     due = format_units(order.due_units, order.terms.deposit_asset) if awaits else None
-    return {
-        "order": order_view(views, order, now, is_paying=is_paying),
-        "cursor": order.version,
-        "fundingInstructions": funding_view(views, order) if awaits else None,
-        "amountDue": due,
-        "deposits": [deposit_view(order, d) for d in order.deposits],
-        "transfers": [
+    return models.StatusResult(
+        *views.common(),
+        order=order_view(views, order, now, is_paying=is_paying),
+        cursor=order.version,
+        funding_instructions=funding_view(views, order) if awaits else None,
+        amount_due=due,
+        deposits=[deposit_view(order, d) for d in order.deposits],
+        transfers=[
             transfer_view(t) for t in order.transfers if t.state is not TransferState.CANCELLED
         ],
-        "outcome": order.status.value if order.status.is_terminal else None,
-        "actionRequired": _action_required(order),
-        "receipt": _receipt(order),
-    }
+        outcome=order.status if order.status.is_terminal else None,
+        action_required=_action_required(order),
+        receipt=_receipt(order),
+    )
 
 
 def _action_required(order: Order) -> str | None:
@@ -359,25 +358,30 @@ def _give_refund_address(order: Order) -> Json:
     )
 
 
-def twap_view(order: Order, now: int) -> dict[str, Any] | None:
-    """The twap object at ``now`` (ms); None for an order that is swapped at once."""
+def twap_view(order: Order, now: int) -> models.Twap | UnsetType:
+    """The progress at ``now`` (ms) of an order that is swapped in chunks.
+
+    It is the upstream's report on an order that it settles.
+    """
+    if order.report is not None and order.report.extra is not None:
+        return msgspec.json.decode(order.report.extra, type=models.Twap)
     plan = order.terms.twap
     if plan is None:
-        return None
+        return UNSET
     asset = order.terms.deposit_asset
     total = _total(order)
     chunks = len(twap.chunks(order, total))
-    return {
-        "enabled": chunks >= twap.LEAST_CHUNKS,
-        "status": _status(order, chunks),
-        "chunksCompleted": len(order.fills),
-        "chunksTotal": chunks,
-        "filledQty": _number(twap.swapped_units(order), asset),
-        "totalQty": _number(total, asset),
-        "chunkSizeUsd": _number(plan.chunk_units, USDC),
-        "intervalMs": plan.interval_ms,
-        "estimatedTimeRemainingMs": _remaining(order, plan, chunks, now),
-    }
+    return models.Twap(
+        enabled=chunks >= twap.LEAST_CHUNKS,
+        status=_status(order, chunks),
+        chunks_completed=len(order.fills),
+        chunks_total=chunks,
+        filled_qty=_number(twap.swapped_units(order), asset),
+        total_qty=_number(total, asset),
+        chunk_size_usd=_number(plan.chunk_units, USDC),
+        interval_ms=Raw(b"%d" % plan.interval_ms),
+        estimated_time_remaining_ms=Raw(b"%d" % _remaining(order, plan, chunks, now)),
+    )
 
 
 def _total(order: Order) -> int:
@@ -411,6 +415,5 @@ def _remaining(order: Order, plan: TwapPlan, chunks: int, now: int) -> int:
     return (left - 1) * plan.interval_ms if waiting else 0
 
 
-def _number(units: int, asset: Asset) -> orjson.Fragment:
-    """Whole units as a JSON number, digit for digit: amounts never pass through a float."""
-    return orjson.Fragment(format_units(units, asset).encode())
+def _number(units: int, asset: Asset) -> Raw:
+    return Raw(format_units(units, asset).encode())

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-import orjson
 import structlog
+from msgspec import to_builtins
 from pydantic import Field
 
 from rpcsvc.clock import iso8601
@@ -18,25 +18,15 @@ from rpcsvc.errors import InvalidInput
 from rpcsvc.operations import admin
 from rpcsvc.operations.admin import admin_row
 from rpcsvc.operations.events import TYPE_OF, event_view
+from rpcsvc.operations.models import DeliveriesResult, DeliveryView, WebhookView
 from rpcsvc.operations.ordering import status_answer
 from rpcsvc.operations.params import DeliveriesParams, Params
-from rpcsvc.operations.service import (
-    Answer,
-    Call,
-    Cli,
-    Effect,
-    Flat,
-    Service,
-    ViewContext,
-    action,
-    session_source,
-    with_session,
-)
+from rpcsvc.operations.service import Answer, Call, Cli, Effect, Flat, Service, ViewContext, action
 from rpcsvc.operations.swap import find_any_order, find_order, is_being_paid, require_owner
 from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.webhooks import BookedDelivery, BookedWebhook
-from rpcsvc.strict_json import Json
+from rpcsvc.strict_json import Json, dumps
 
 log = structlog.get_logger(__name__)
 
@@ -60,10 +50,10 @@ async def event_body(
         raise LookupError(f"event {sequence} of {order_id}")
     event = event_view(order, entries[0])
     status = status_answer(views, order, order.status_at, is_paying=is_paying).data
-    return orjson.dumps(
+    return dumps(
         {
-            "type": event["type"],
-            "timestamp": event["at"],
+            "type": event.type,
+            "timestamp": event.at,
             "data": {
                 "orderId": order_id,
                 "sequence": sequence,
@@ -75,7 +65,9 @@ async def event_body(
     )
 
 
-async def deliveries(service: Service, params: DeliveriesParams, call: Call) -> Answer:
+async def deliveries(
+    service: Service, params: DeliveriesParams, call: Call
+) -> Answer[DeliveriesResult]:
     """The webhook of an order and its newest messages.
 
     Raises OrderNotFound, and VerificationFailed for another session.
@@ -83,48 +75,42 @@ async def deliveries(service: Service, params: DeliveriesParams, call: Call) -> 
     order = require_owner(await find_order(service, params.order_id), params.session_id)
     webhook = await service.webhooks.store.webhook(order.order_id)
     booked = await service.webhooks.store.deliveries(order.order_id, MOST_LISTED)
-    data: Json = {
-        "webhook": None if webhook is None else _webhook_view(service, webhook),
-        "deliveries": [_delivery_view(each) for each in booked],
-    }
-    data = with_session(service.views, data, (order.terms.session_id, session_source(call)))
+    data = DeliveriesResult(
+        *service.views.common(order.terms.session_id, call),
+        webhook=None if webhook is None else _webhook_view(service, webhook),
+        deliveries=[_delivery_view(each) for each in booked],
+    )
     step = action(
         "read_events", "The events themselves.", "swap.events", {"orderId": order.order_id}
     )
     return Answer(AGENT_STATE_OF[order.status], data, [step])
 
 
-def _webhook_view(service: Service, webhook: BookedWebhook) -> Json:
+def _webhook_view(service: Service, webhook: BookedWebhook) -> WebhookView:
     since = webhook.failing_since
     state = "active" if since is None else "failing"
     own = [] if service.webhooks.public_key() is None else ["v1a"]
-    return {
-        "url": webhook.url,
-        "signatures": [*own, *(["v1"] if webhook.has_secret else [])],
-        "state": state if webhook.ended_at is None else "ended",
-        "failingSince": None if since is None else iso8601(since),
-    }
+    return WebhookView(
+        url=webhook.url,
+        signatures=[*own, *(["v1"] if webhook.has_secret else [])],
+        state=state if webhook.ended_at is None else "ended",
+        failing_since=None if since is None else iso8601(since),
+    )
 
 
-def _delivery_view(booked: BookedDelivery) -> Json:
-    return {
-        "messageId": message_id(booked.order_id, booked.sequence),
-        "sequence": booked.sequence,
-        "type": TYPE_OF[booked.event],
-        **_attempts(booked),
-    }
-
-
-def _attempts(booked: BookedDelivery) -> Json:
+def _delivery_view(booked: BookedDelivery) -> DeliveryView:
     waits = booked.state == "pending" and booked.due_at > 0
-    return {
-        "state": booked.state,
-        "attempts": booked.attempts,
-        "lastAttemptAt": None if booked.tried_at is None else iso8601(booked.tried_at),
-        "lastStatus": booked.status,
-        "lastError": booked.error,
-        "nextAttemptAt": iso8601(booked.due_at) if waits else None,
-    }
+    return DeliveryView(
+        message_id=message_id(booked.order_id, booked.sequence),
+        sequence=booked.sequence,
+        type=TYPE_OF[booked.event],
+        state=booked.state,
+        attempts=booked.attempts,
+        last_attempt_at=None if booked.tried_at is None else iso8601(booked.tried_at),
+        last_status=booked.status,
+        last_error=booked.error,
+        next_attempt_at=iso8601(booked.due_at) if waits else None,
+    )
 
 
 # --- the operator ------------------------------------------------------------------------------
@@ -162,13 +148,15 @@ async def list_messages(service: Service, params: WebhooksParams, _call: Call) -
 
 
 def _message_view(booked: BookedDelivery) -> Json:
+    shown = to_builtins(_delivery_view(booked))
+    del shown["messageId"]
     return {
         "orderId": booked.order_id,
         "sequence": booked.sequence,
-        "type": TYPE_OF[booked.event],
+        "type": shown["type"],
         "at": iso8601(booked.at),
         "url": booked.url,
-        **_attempts(booked),
+        **shown,
     }
 
 

@@ -10,7 +10,7 @@ import base64
 import binascii
 from typing import Annotated, Any, Final, Literal
 
-import orjson
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
@@ -193,9 +193,9 @@ def required(url: str, description: str, offer: PaymentRequirements, error: str 
     }
 
 
-def encoded(value: Json) -> str:
+def encoded(value: Json | Struct) -> str:
     """An object for a header: Base64 of its JSON."""
-    return base64.b64encode(orjson.dumps(value)).decode()
+    return base64.b64encode(strict_json.dumps(value)).decode()
 
 
 def network_id(chain_id: int) -> str:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from rpcsvc.domain.order import OrderStatus, Report
-from rpcsvc.operations import bff
+from rpcsvc.operations import bff_models
+from rpcsvc.operations.bff_models import BffNewOrder
 from rpcsvc.operations.views import awaits_upstream_refund
 from rpcsvc.settlement.upstream.follower import Follower
 from tests.contract.bff import ORDER, call, check, post, until_completed
@@ -369,7 +371,11 @@ async def test_a_refund_address_that_the_upstream_drops_is_no_order(
     central: Served, sidecar: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A payer relies on the refund address in the sidecar's attestation."""
-    monkeypatch.setattr(bff, "_refund_address", lambda _order: {})
+
+    def dropping(**fields: Any) -> BffNewOrder:
+        return replace(BffNewOrder(**fields), refund_address=UNSET)
+
+    monkeypatch.setattr(bff_models, "BffNewOrder", dropping)
     answer = (await sidecar.rpc("swap.execute", {**SWAPS["x2u"], "refundAddress": STAGENET})).body[
         "result"
     ]

@@ -13,6 +13,7 @@ import pytest
 
 from rpcsvc import errors
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
+from rpcsvc.operations.models import schema_of
 from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import OPERATIONS
 from tests.command_line import clean_environ, run_here
@@ -113,7 +114,7 @@ def check_shape(operation: Operation, answer: dict[str, Any]) -> None:
         assert answer["error"]["code"] == "payment_required"
         return
     assert answer["ok"], answer
-    result = operation.result.model_json_schema(by_alias=True)
+    result = schema_of(operation.result)
     jsonschema.Draft202012Validator(result).validate(answer["data"])
     keys = ["ok", "operation", "state", "missingInputs", "validationErrors", "nextActions"]
     assert list(answer) == [*keys, "data", "requestId"]

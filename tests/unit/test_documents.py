@@ -338,7 +338,7 @@ def test_llms_full_covers_states_errors_policies_and_operations(site: Site) -> N
     assert {state.value for state in AgentState} <= rows
     assert {status.value for status in AGENT_STATE_OF} <= rows
     assert {deadline.value for deadline in OnDeadline} <= rows
-    assert {row["case"] for row in DEPOSIT_POLICY} <= rows
+    assert {row.case for row in DEPOSIT_POLICY} <= rows
     assert {kind.value for kind in FaultKind} <= rows
     assert {error.code for error in advice.error_classes()} <= rows
     for operation in OPERATIONS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import orjson
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
@@ -13,6 +14,7 @@ from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState, TwapPlan
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.operations.views import twap_view
+from rpcsvc.strict_json import Json, dumps
 from tests.unit.orders import IN_CHUNKS, NOW, XMR_UNIT, key, terms
 
 RATE = 165_000_000
@@ -201,20 +203,20 @@ def test_deadline_passed_while_filling_retries_the_next_chunk() -> None:
 
 
 def test_view_shows_the_progress() -> None:
-    waiting = twap_view(open_order(terms(U2X, IN_CHUNKS)), NOW)
-    assert waiting is not None
+    waiting = shown(open_order(terms(U2X, IN_CHUNKS)), NOW)
     assert (waiting["status"], waiting["chunksTotal"]) == ("pending", 3)
     assert waiting["estimatedTimeRemainingMs"] == 2_000
     order = filled(funded(U2X), 1)
-    active = twap_view(order, NOW + 502)
-    assert active is not None
+    active = shown(order, NOW + 502)
     assert (active["status"], active["chunksCompleted"]) == ("active", 1)
     assert active["estimatedTimeRemainingMs"] == 500 + 1_000
-    shown = orjson.loads(orjson.dumps(active))
-    assert (shown["filledQty"], shown["totalQty"]) == (40, 150)
-    done = twap_view(settled(filled(order, 2)).order, NOW)
-    assert done is not None
+    assert (active["filledQty"], active["totalQty"]) == (40, 150)
+    done = shown(settled(filled(order, 2)).order, NOW)
     assert (done["status"], done["estimatedTimeRemainingMs"]) == ("completed", 0)
     stopped = transition(order, ev.FillingStopped(1), NOW + 9).order
-    assert (twap_view(stopped, NOW) or {})["status"] == "failed"
-    assert twap_view(replace(order, terms=terms(U2X)), NOW) is None
+    assert shown(stopped, NOW)["status"] == "failed"
+    assert twap_view(replace(order, terms=terms(U2X)), NOW) is UNSET
+
+
+def shown(order: Order, now: int) -> Json:
+    return dict(orjson.loads(dumps(twap_view(order, now))))

@@ -18,6 +18,7 @@ from rpcsvc.ids import is_request_id, request_id, system_random
 from rpcsvc.logs import configure_logging
 from rpcsvc.operations.dispatch import failure
 from rpcsvc.operations.inputs import is_session_id
+from rpcsvc.operations.models import Result
 from rpcsvc.operations.table import OPERATIONS
 
 
@@ -38,9 +39,7 @@ def call_in_process(
             try:
                 return await service.call(operation, params, call_id, key, session)
             except ServiceError as error:  # raised by overdue work before the call
-                network = settings.network
-                data = {"network": network, "sessionId": None, "sessionSource": "none"}
-                return failure(name, error, call_id, data)
+                return failure(name, error, call_id, Result(settings.network, None, "none"))
 
     with in_process(settings):
         return dict(json.loads(asyncio.run(call())))

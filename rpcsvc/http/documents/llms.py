@@ -270,7 +270,7 @@ def _lock(site: Site) -> list[str]:
 
 
 def _deposits(site: Site) -> str:
-    rows = [(f"`{row['case']}`", row["action"]) for row in DEPOSIT_POLICY]
+    rows = [(f"`{row.case}`", row.action) for row in DEPOSIT_POLICY]
     late = site.late_window_seconds
     return (
         f"{table(('case', 'what the service does'), rows)}\n\nLate deposits are watched for"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pydantic import BaseModel
+from msgspec import Struct
 
 from rpcsvc import errors
 from rpcsvc.domain.pricing import Direction
@@ -33,6 +33,7 @@ from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import BFF_ROOT, Site
 from rpcsvc.operations import bff_models
 from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
+from rpcsvc.operations.models import schema_of
 from rpcsvc.operations.service import Effect, Example, Operation
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.strict_json import Json
@@ -242,8 +243,8 @@ def _more_schemas(site: Site) -> Json:
     )
 
 
-def _answer_schemas(model: type[BaseModel]) -> Json:
-    return schemas.lifted(model.model_json_schema(by_alias=True), is_answer=True)
+def _answer_schemas(result: type[Struct]) -> Json:
+    return schemas.lifted(schema_of(result), is_answer=True)
 
 
 def _bff_error_schema() -> Json:
@@ -481,7 +482,7 @@ def _links(site: Site, operation: Operation) -> Json:
 
     A link can give a body by one expression only, so calls with a body have none.
     """
-    if "order" not in operation.result.model_fields or not operation.creates:
+    if "order" not in operation.result.__struct_fields__ or not operation.creates:
         return {}
     found: Json = {}
     for other in site.operations:

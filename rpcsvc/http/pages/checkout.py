@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-import orjson
 from markupsafe import Markup
 from msgspec import Struct
 
@@ -18,22 +17,18 @@ from rpcsvc.domain.order import (
     AWAITS_DEPOSIT,
     REFUND_ADDRESS,
     REFUND_BLOCKED,
-    Deposit,
     DepositState,
     Order,
     OrderStatus,
-    Transfer,
-    TransferKind,
-    TransferState,
     reasons_in,
 )
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.http.pages.rendering import Texts, qr_svg
 from rpcsvc.http.site import API_ROOT, Site
+from rpcsvc.operations.models import StatusResult
 from rpcsvc.operations.service import ViewContext
-from rpcsvc.operations.views import deposit_view, status_data, transfer_view, twap_view
+from rpcsvc.operations.views import status_data
 from rpcsvc.orders.ports.venue import Confirmations, VenueProfile
-from rpcsvc.strict_json import Json
 
 REFRESH_SECONDS: Final = 15
 
@@ -76,30 +71,14 @@ class RefundRule(NamedTuple):
     is_risky: bool
 
 
-class DepositLine(NamedTuple):
-    """A deposit."""
-
-    amount: str
-    state: str
-    txid: str
-
-
-class TransferLine(NamedTuple):
-    """A payout or a refund."""
-
-    heading: str
-    amount: str
-    state: str
-    address: str
-    txid: str | None
-
-
 class Checkout(Struct, frozen=True):
-    """The page. ``seconds_left`` of ``seconds_in_all``: the time to pay.
+    """The page, with the order's status answer.
 
+    ``seconds_left`` of ``seconds_in_all``: the time to pay.
     ``refresh``: after how many seconds a page without a script reloads; 0: never.
     """
 
+    status: StatusResult
     order_id: str
     mood: str
     heading: str
@@ -124,13 +103,9 @@ class Checkout(Struct, frozen=True):
     pay: PaymentBox | None
     refund: RefundRule
     needs_refund_address: bool
-    deposits: tuple[DepositLine, ...]
     arrived: str
     missing: str
     confirmations: str
-    transfers: tuple[TransferLine, ...]
-    receipt: Json | None
-    attested: bool
     verify_command: str
     is_live: bool
     events_path: str
@@ -162,15 +137,17 @@ class CheckoutWriter:
         self._confirmations = confirmations
         self._now = now
         self._status = status_data(views, order, now, is_paying=is_paying)
+        self._twap = self._status.order.twap or None
         self._is_paying = is_paying
 
     def page(self, *, may_refresh: bool = True) -> Checkout:
         """The whole page."""
         order, terms, key = self._order, self._terms, self._key()
-        needs_address = self._status["actionRequired"] == REFUND_ADDRESS
+        needs_address = self._status.action_required == REFUND_ADDRESS
         is_live = self._is_live()
         reason, is_reason_english = self._reason()
         return Checkout(
+            status=self._status,
             order_id=order.order_id,
             mood=_MOODS[key],
             heading=self._say(f"checkout.heading_{key}"),
@@ -202,15 +179,9 @@ class CheckoutWriter:
             pay=self._payment(),
             refund=self._refund_rule(),
             needs_refund_address=needs_address,
-            deposits=tuple(self._received(deposit) for deposit in order.deposits),
             arrived=self._arrived(),
             missing=self._missing(),
             confirmations=self._confirmed(),
-            transfers=tuple(
-                self._sent(t) for t in order.transfers if t.state is not TransferState.CANCELLED
-            ),
-            receipt=self._status["receipt"],
-            attested="attestation" in self._status["order"],
             verify_command=self._verify_command(),
             is_live=is_live,
             events_path=f"{API_ROOT}/agent/swap/events/{order.order_id}?after={order.version}",
@@ -227,16 +198,17 @@ class CheckoutWriter:
         if order.status in AWAITS_DEPOSIT and order.due_units > 0:
             if self._is_paying:
                 return "signed_payment"
-            if self._status["fundingInstructions"] is None:
+            if self._status.funding_instructions is None:
                 return "window_over"
             is_part_paid = order.due_units < order.terms.deposit_amount
             return "partial" if is_part_paid else OrderStatus.AWAITING_DEPOSIT.value
         if (
             order.status is OrderStatus.EXECUTING_SWAP
-            and self._progress().get("status") == "active"
+            and self._twap is not None
+            and self._twap.status == "active"
         ):
             return "swapping_chunks"
-        action = self._status["actionRequired"]
+        action = self._status.action_required
         return action if action in (REFUND_ADDRESS, REFUND_BLOCKED) else order.status.value
 
     def _is_live(self) -> bool:
@@ -250,7 +222,7 @@ class CheckoutWriter:
         if at is None:
             return ()
         labels, now = at
-        if self._status["amountDue"] is not None:
+        if self._status.amount_due is not None:
             now = 0
         return tuple(
             ProgressStep(
@@ -264,14 +236,14 @@ class CheckoutWriter:
         return network_title(self._views.profile, asset, self._terms.chain)
 
     def _payment(self) -> PaymentBox | None:
-        funding = self._status["fundingInstructions"]
+        funding = self._status.funding_instructions
         if funding is None:
             return None
         names = self._views.profile.names(self._terms.deposit_asset, self._terms.chain)
         is_xmr = self._terms.deposit_asset is XMR
-        address, uri = funding["depositAddress"], funding["paymentUri"]
+        address, uri = funding.deposit_address, funding.payment_uri
         return PaymentBox(
-            amount=funding["amount"],
+            amount=funding.amount,
             address=address,
             network=self._network(self._terms.deposit_asset),
             chain_id=names.chain_id,
@@ -294,7 +266,7 @@ class CheckoutWriter:
             return RefundRule(self._say("checkout.refund_named"), self._order.refund_to, False)
         if terms.senders_can_be_refunded:
             return RefundRule(self._say("checkout.refund_sender"), None, False)
-        if self._status["fundingInstructions"] is not None:
+        if self._status.funding_instructions is not None:
             return RefundRule(self._say("checkout.refund_session"), None, True)
         return RefundRule(self._say("checkout.refund_secret"), None, False)
 
@@ -314,7 +286,7 @@ class CheckoutWriter:
         return tuple((self._say(f"checkout.case_{name}"), text) for name, text in says.items())
 
     def _rate_note(self) -> str:
-        if self._status["fundingInstructions"] is None:
+        if self._status.funding_instructions is None:
             return ""
         if self._terms.upstream_id is not None:
             return self._say("checkout.rate_upstream")
@@ -323,23 +295,14 @@ class CheckoutWriter:
             return self._say("checkout.rate_unlocked")
         return self._say("checkout.rate_locked", time=moment(lock_end, self._now).text)
 
-    def _progress(self) -> Json:
-        """The chunks of swap.status: those an upstream reports, else our own; may be empty."""
-        report = self._order.report
-        if report is not None and report.extra is not None:
-            return dict(orjson.loads(report.extra))
-        return twap_view(self._order, self._now) or {}
-
     def _chunks(self) -> str:
-        is_chunked = self._progress().get("enabled", False)
+        is_chunked = self._twap is not None and self._twap.enabled
         return self._say("checkout.chunks", **self._chunk_counts()) if is_chunked else ""
 
     def _chunk_counts(self) -> dict[str, int]:
-        progress = self._progress()
-        return {
-            "done": progress.get("chunksCompleted", 0),
-            "total": progress.get("chunksTotal", 0),
-        }
+        if self._twap is None:
+            return {"done": 0, "total": 0}
+        return {"done": self._twap.chunks_completed, "total": self._twap.chunks_total}
 
     def _reason(self) -> tuple[str | None, bool]:
         """The reason for a missing payout, and whether its text is English on every page."""
@@ -356,15 +319,6 @@ class CheckoutWriter:
             return ""
         return self._say("checkout.removed", amount=_amount(gone, self._terms.deposit_asset))
 
-    def _received(self, deposit: Deposit) -> DepositLine:
-        view = deposit_view(self._order, deposit)
-        state = "dust" if view["use"] == "dust" else view["status"]
-        return DepositLine(
-            amount=_amount(deposit.units, self._terms.deposit_asset),
-            state=self._say(f"checkout.deposit_{state}"),
-            txid=view["txid"],
-        )
-
     def _arrived(self) -> str:
         units = sum(deposit.units for deposit in self._order.deposits if deposit.is_active)
         if self._terms.upstream_id is not None:  # which reports what is due, not each deposit
@@ -372,7 +326,7 @@ class CheckoutWriter:
         return _amount(units, self._terms.deposit_asset)
 
     def _missing(self) -> str:
-        due = self._status["amountDue"]
+        due = self._status.amount_due
         return "" if due is None else f"{due} {self._terms.deposit_asset.symbol}"
 
     def _confirmed(self) -> str:
@@ -386,16 +340,6 @@ class CheckoutWriter:
         payout, report = self._order.payout, self._order.report
         units = payout.units if payout else report.output if report else None
         return _amount(units or 0, self._terms.payout_asset)
-
-    def _sent(self, transfer: Transfer) -> TransferLine:
-        view = transfer_view(transfer)
-        return TransferLine(
-            heading=self._say(f"checkout.sent_heading_{TransferKind(view['kind']).value}"),
-            amount=f"{view['amount']} {view['asset']}",
-            state=self._say(f"checkout.transfer_{view['status']}"),
-            address=view["address"],
-            txid=view["txid"],
-        )
 
     def _verify_command(self) -> str:
         """The command that checks the saved terms, with placeholders for what the payer knows."""

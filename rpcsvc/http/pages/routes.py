@@ -26,12 +26,13 @@ from rpcsvc.http.pages.front import home_values, status_values
 from rpcsvc.http.pages.rendering import Catalogues, Renderer, Texts
 from rpcsvc.http.site import Site
 from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.models import StatusResult
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.session import read_untried
 from rpcsvc.operations.swap import find_funding
 from rpcsvc.operations.views import status_data
 from rpcsvc.orders.ports.venue import Confirmations
-from rpcsvc.strict_json import Json
+from rpcsvc.strict_json import dumps
 
 ORDER_PATH: Final = "/orders/{orderId}"
 _FORM: Final = "application/x-www-form-urlencoded"
@@ -212,20 +213,20 @@ class PagesHttp:
     async def _attestation(self, visit: Visit) -> web.Response:
         """The signed terms, a compact JWS; available while the order may be paid."""
         order = await self._find(visit)
-        text = self._status(order)["order"].get("attestation")
-        if text is None:
+        text = self._status(order).order.attestation
+        if not text:
             raise OrderNotFound("the order has no attestation now")
         return _file(f"{order.order_id}.jws", "application/jose", text.encode())
 
     async def _receipt(self, visit: Visit) -> web.Response:
         """The proof of the payout, as swap.status has it."""
         order = await self._find(visit)
-        receipt = self._status(order)["receipt"]
+        receipt = self._status(order).receipt
         if receipt is None:
             raise OrderNotFound("the order has no receipt")
-        return _file(f"{order.order_id}.receipt.json", JSON, orjson.dumps(receipt))
+        return _file(f"{order.order_id}.receipt.json", JSON, dumps(receipt))
 
-    def _status(self, order: Order) -> Json:
+    def _status(self, order: Order) -> StatusResult:
         return status_data(self._service.views, order, self._service.clock.now_ms())
 
     # --- the form for a refund ---
@@ -246,7 +247,7 @@ class PagesHttp:
         if not hmac.compare_digest(order.terms.session_id.encode(), given):
             wrong = visit.texts.say("refund.wrong_secret")
             return await self._show(visit, error=wrong, address=form.address, status=403)
-        if self._status(order)["actionRequired"] != REFUND_ADDRESS:
+        if self._status(order).action_required != REFUND_ADDRESS:
             return self._unchanged(visit, "refund.not_waiting", 409)
         try:
             return await self._read_and_take(visit, order, form)
