@@ -535,7 +535,9 @@ CREATE TABLE idempotency_keys (
     operation       TEXT    NOT NULL,
     -- JSON
     params          TEXT    NOT NULL,
+    -- as it was sent, or compressed with the dictionary of that number (rpcsvc/store/packing.py)
     body            BLOB    NOT NULL,
+    packed          INTEGER NOT NULL DEFAULT 0 CHECK (packed >= 0),
     created_at      INTEGER NOT NULL,
     order_seq       INTEGER,
     UNIQUE (namespace, idempotency_key)
@@ -543,6 +545,7 @@ CREATE TABLE idempotency_keys (
 
 CREATE INDEX idempotency_keys_by_order ON idempotency_keys (order_seq)
     WHERE order_seq IS NOT NULL;
+CREATE INDEX idempotency_keys_unpacked ON idempotency_keys (created_at) WHERE packed = 0;
 
 -- Support tickets.
 CREATE TABLE tickets (
