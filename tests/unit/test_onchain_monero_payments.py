@@ -581,6 +581,14 @@ async def test_a_transfer_of_other_bytes_is_left_alone(rig: Rig, other: dict[str
     assert (rig.wallet.relayed, rig.node.submitted) == ([], [])
 
 
+async def test_companion_without_the_bytes_is_known_by_its_txid(rig: Rig) -> None:
+    made = replace(await rig.prepared(transfer()), raw="")
+    assert (await rig.payments.publish(made)).outcome is Outcome.PENDING
+    assert rig.wallet.relayed == ["tx1"]
+    with pytest.raises(LookupError, match="not the recorded one"):
+        await rig.payments.publish(replace(made, txid="tx9"))
+
+
 # --- lookups -------------------------------------------------------------------------------------
 
 

@@ -160,6 +160,20 @@ async def test_a_payment_keeps_its_mark_and_its_end(ledger: MoneroLedger) -> Non
     assert await ledger.payment("a") == over
 
 
+async def test_settled_payment_loses_its_metadata_and_keeps_its_bytes(
+    ledger: MoneroLedger,
+) -> None:
+    signed = payment("a", "i1")
+    await ledger.add_payment(signed)
+    relayed = replace(signed, state=MoneroPaymentState.PUBLISHED, relayed_at=5)
+    await ledger.put_payment(relayed)
+    assert await ledger.payment("a") == relayed
+    settled = replace(relayed, state=MoneroPaymentState.SETTLED, height=7)
+    await ledger.put_payment(settled)
+    assert await ledger.payment("a") == replace(settled, metadata="")
+    assert signed.metadata
+
+
 def batch(name: str, *payees: str) -> MoneroPayment:
     """A payment of several transfers; each has an address of its own name."""
     shares = tuple(Payee(item, f"4x-{item}", XMR) for item in payees)

@@ -65,7 +65,9 @@ _PAYMENT: Final = (
 )  # fmt: skip
 _SELECT_PAYMENT: Final = f"SELECT {', '.join(_PAYMENT)} FROM monero_payments"
 _ADD_PAYMENT: Final = insert("monero_payments", _PAYMENT)
-_PUT_PAYMENT: Final = update("monero_payments", _PROGRESS, "payment_id = :payment_id")
+_PUT_PAYMENT: Final = update(
+    "monero_payments", (*_PROGRESS, "metadata"), "payment_id = :payment_id"
+)
 _ADD_PAYEE: Final = insert("monero_payees", ("payment_id", "transfer_id", "address", "units"))
 _WITHOUT_ORDER: Final = (
     "WHERE state = 'published' AND purpose = 'transfer' AND NOT EXISTS"
@@ -326,8 +328,13 @@ class MoneroLedger:
         return await self._db.fetch_one(sql, txid=txid) is not None
 
     async def put_payment(self, payment: MoneroPayment) -> None:
-        """Update the state of a payment. Raises StoreConflict if it is over."""
+        """Update the state of a payment. Raises StoreConflict if it is over.
+
+        A settled one loses its metadata, by which the wallet relays it the first time.
+        """
         values = _payment_values(payment)
+        if payment.state is MoneroPaymentState.SETTLED:
+            values["metadata"] = ""
         statements = [Statement(_PUT_PAYMENT, values)]
         if payment.state.is_over:
             statements.append(Statement(_FREE_IMAGES, values))
