@@ -818,7 +818,6 @@ CREATE TABLE monero_payments (
     -- a block by which another transaction had spent an input of this one
     conflict_height INTEGER CHECK (conflict_height >= 0),
     conflict_hash   TEXT,
-    proof           TEXT,
     -- constant: what the index below is unique over
     wallet          INTEGER NOT NULL DEFAULT 1 CHECK (wallet = 1),
     CHECK (state <> 'relaying' OR relayed_at IS NOT NULL),
@@ -850,7 +849,6 @@ CREATE TABLE monero_payees (
     transfer_id TEXT    NOT NULL UNIQUE,
     address     TEXT    NOT NULL,
     units       INTEGER NOT NULL CHECK (units > 0),
-    proof       TEXT,
     PRIMARY KEY (payment_id, transfer_id),
     -- what a transaction paid to an address must tell whose payout it was
     UNIQUE (payment_id, address)

@@ -458,9 +458,7 @@ class MoneroPayments(Payments):
             if payment.state is not MoneroPaymentState.SETTLED or payment.height is None:
                 raise Unavailable("The payment is not settled yet: there is no receipt for it.")
             payee = payment.payee(transfer.transfer_id)
-            if payee.proof is None:
-                payee = replace(payee, proof=await self._prove(payment.txid, payee))
-                await self._ledger.put_proof(payment, payee)
+            proof = await self._prove(payment.txid, payee)
         return {
             "network": self._options.network_name,
             "asset": XMR.symbol,
@@ -469,7 +467,7 @@ class MoneroPayments(Payments):
             "amount": format_units(payee.units, XMR),
             "block": payment.height,
             "transactionKey": payment.tx_key,
-            "transactionProof": payee.proof,
+            "transactionProof": proof,
             "proofMessage": payee.transfer_id,
         }
 

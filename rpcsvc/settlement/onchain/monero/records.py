@@ -170,12 +170,11 @@ class MoneroPurpose(StrEnum):
 
 
 class Payee(Struct, frozen=True):
-    """The part of a payment that is for one transfer; ``proof`` once it was made."""
+    """The part of a payment that is for one transfer."""
 
     transfer_id: str
     address: str
     units: int
-    proof: str | None = None
 
 
 class MoneroPayment(Redacted, frozen=True):
@@ -203,13 +202,12 @@ class MoneroPayment(Redacted, frozen=True):
     relayed_at: int | None = None
     height: int | None = None
     conflict: Cursor | None = None
-    proof: str | None = None
     batch: tuple[Payee, ...] = ()
 
     @property
     def payees(self) -> tuple[Payee, ...]:
         """The transfers that it pays, or itself."""
-        alone = Payee(self.payment_id, self.address, self.units, self.proof)
+        alone = Payee(self.payment_id, self.address, self.units)
         return self.batch or (alone,)
 
     def payee(self, transfer_id: str) -> Payee:
