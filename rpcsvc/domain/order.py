@@ -233,7 +233,8 @@ class Transfer(Struct, frozen=True):
     """Money that the service sends: a payout or a refund.
 
     ``units`` is what the recipient gets; ``fee`` what the network takes besides. ``raw`` holds the
-    signed bytes, hex, from PREPARED on: the very same are published again, never others.
+    signed bytes, hex, from PREPARED on: the very same are published again, never others. It is
+    empty when another transfer has the bytes of the same transaction.
     ``integrator_fee``: what was kept from a payout for the order's integrator, in the same units.
     ``receipt`` (JSON): how anyone can check that it was made; its transaction id is the one that
     was mined, which differs from ``txid`` when the fee had to be raised.

@@ -26,6 +26,7 @@ from rpcsvc.domain.order import (
     TwapPlan,
 )
 from rpcsvc.domain.pricing import Price
+from rpcsvc.store import packing
 from rpcsvc.store.changes import (
     RelayRecord,
     RelayState,
@@ -74,13 +75,26 @@ FILL: Final = ("order_id", "chunk", *FILLED)
 
 _RESPONSE: Final = "namespace, idempotency_key, operation, params, body, created_at"
 _SELECT_RESPONSE: Final = (
-    f"SELECT {_RESPONSE} FROM idempotency_keys"
+    f"SELECT {_RESPONSE}, packed FROM idempotency_keys"
     " WHERE namespace = :namespace AND idempotency_key = :key"
 )
 _INSERT_RESPONSE: Final = (
     f"INSERT INTO idempotency_keys ({_RESPONSE}, order_seq)"
     " VALUES (:namespace, :key, :operation, :params, :body, :created_at,"
     " (SELECT seq FROM orders WHERE order_id = :order_id))"
+)
+_SELECT_UNPACKED: Final = (
+    "SELECT seq, body, order_seq FROM idempotency_keys WHERE packed = 0 AND created_at < :before"
+    " ORDER BY created_at LIMIT :limit"
+)
+_PACK: Final = (
+    "UPDATE idempotency_keys SET body = :body, packed = :packed WHERE seq = :seq AND packed = 0"
+)
+# A poll renders it from the order again.
+_DELETE_ENDED_VIEW: Final = (
+    "DELETE FROM status_views WHERE order_seq = :seq AND EXISTS (SELECT 1 FROM orders o"
+    " WHERE o.seq = status_views.order_seq AND o.deadline_at IS NULL"
+    " AND o.action_required IS NULL)"
 )
 _OLDEST_KEY: Final = "SELECT seq, created_at FROM idempotency_keys ORDER BY seq LIMIT 1"
 # Keys are numbered as they come, so the old ones are those up to the first young one.
@@ -280,8 +294,28 @@ class IdempotencyRows:
         row = await self._db.fetch_one(_SELECT_RESPONSE, namespace=namespace, key=key)
         if row is None:
             return None
-        params = orjson.loads(row["params"])
-        return from_row(StoredResponse, row, key=row["idempotency_key"], params=params)
+        params, body = orjson.loads(row["params"]), packing.unpack(row["body"], row["packed"])
+        return from_row(StoredResponse, row, key=row["idempotency_key"], params=params, body=body)
+
+    async def pack_responses(self, before: int, limit: int) -> int:
+        """Compress answers made before a time; delete the status answers of their orders that are
+        over.
+
+        It handles ``limit`` at once and returns how many. A replay has the same bytes as before.
+        """
+        found = await self._db.fetch(_SELECT_UNPACKED, before=before, limit=limit)
+        rows = [
+            Statement(
+                _PACK,
+                {"seq": row["seq"], "body": packing.pack(row["body"]), "packed": packing.NEWEST},
+            )
+            for row in found
+        ]
+        orders = [row["order_seq"] for row in found if row["order_seq"] is not None]
+        if rows:
+            views = [Statement(_DELETE_ENDED_VIEW, {"seq": seq}) for seq in orders]
+            await self._db.write([*rows, *views])
+        return len(found)
 
     async def forget_responses(self, before: int) -> int:
         """Drop idempotency keys made before a time, at most two hours' worth from the oldest on, a

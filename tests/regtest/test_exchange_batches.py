@@ -5,12 +5,14 @@ Counted on the chain: each user is paid once, by as few transactions as possible
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
 from rpcsvc.settlement.onchain.pause import PauseSwitch
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Crash, Gone, Server, until
 from tests.regtest.exchange import reaches, status
 from tests.regtest.ledger_of_chains import xmr_payments
@@ -63,6 +65,11 @@ async def test_payouts_that_are_due_together_leave_in_one_transaction(trader: Tr
         await trader.stop(at)
     assert await paid_by(trader, swaps) == 1
     await trader.check()
+    with closing(sqlite3.connect(trader.stack.data_dir / DATABASE_NAME)) as books:
+        (stored,) = books.execute(
+            "SELECT count(*), count(DISTINCT txid), sum(raw <> '') FROM transfers"
+        )
+    assert stored == (ORDERS, 1, 1)
 
 
 @pytest.mark.parametrize("crashes", CHAINS.values(), ids=CHAINS)

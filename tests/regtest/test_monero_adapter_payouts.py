@@ -64,7 +64,24 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(
     paid = await own.ledger.payment(transfer.transfer_id)
     assert paid is not None
     assert 0 < paid.fee <= transfer.fee
-    assert await own.adapter.payments.receipt(transfer) == receipt
+
+
+async def test_payout_takes_the_lowest_rate_unless_another_waits(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    await own.adapter.maintain()
+    first = await own.prepared(own.transfer(payee.address, UNITS))
+    await pay(own, first)
+    own.clock.now += 21 * 60 * 1000
+    second = await own.prepared(own.transfer(payee.address, UNITS))
+    await pay(own, second)
+    lowest, raised, *_ = (await node.fees()).per_byte
+    in_pool = {item.txid: item for item in await node.pool()}
+    for transfer, rate in ((first, lowest), (second, raised)):
+        made = in_pool[transfer.txid or ""]
+        assert made.fee == rate * made.weight < transfer.fee
+    await miner.mine(OPTIONS.settled_after)
+    assert await payee.received() == [UNITS, UNITS]
 
 
 async def test_republishing_in_pool_and_chain_pays_once_without_ghost(

@@ -294,7 +294,31 @@ async def test_fees_are_whole_piconero_per_byte(node: MonerodClient) -> None:
     assert fees.quantum > 0
 
 
+async def test_pool_weighs_what_its_transactions_weigh(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await miner.mine()
+    assert await node.pool_weight() == 0
+    await funded(wallet, miner, XMR)
+    await node.submit((await prepared(wallet, await wallet.primary_address())).raw)
+    (waiting,) = await node.pool()
+    assert 1000 < await node.pool_weight() == waiting.weight
+    assert (await node.info()).block_weight_limit == 600_000
+
+
 # --- facts that payments rely on ---------------------------------------------------------------
+
+
+async def test_fact_priority_sets_the_fee(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    """Left to itself, priority 0, the wallet takes the first of the node's rates."""
+    await funded(wallet, miner, 2 * XMR)
+    to = [Destination(await wallet.primary_address(), XMR)]
+    rates = (await node.fees()).per_byte
+    for priority, rate in enumerate((rates[0], *rates)):
+        signed = await wallet.prepare(to, priority=priority)
+        assert signed.fee == rate * signed.weight, priority
 
 
 async def test_fact_prepared_payments_reserve_nothing(wallet: WalletClient, miner: Miner) -> None:

@@ -313,6 +313,7 @@ class MonerodModel:
             "target_height": 0,
             "tx_pool_size": len(chain.pool),
             "version": "0.18.3.4",
+            "block_weight_limit": 600_000,
         }
 
     def _header(self, params: Mapping[str, int]) -> Any:
@@ -389,6 +390,10 @@ class MonerodModel:
         ]
         return {"status": "OK"} | ({"transactions": found} if found else {})
 
+    def _pool_stats(self, _body: Any) -> Any:
+        weight = sum(waiting.made.weight for waiting in self.chain.pool.values())
+        return {"status": "OK", "pool_stats": {"bytes_total": weight}}
+
     def _submitted(self, body: Mapping[str, str]) -> Any:
         return self.submit(body["tx_as_hex"])
 
@@ -404,5 +409,6 @@ _PATHS: Final[Mapping[str, Callable[[MonerodModel, Any], Any]]] = {
     "/get_transactions": MonerodModel._transactions,
     "/is_key_image_spent": MonerodModel._images,
     "/get_transaction_pool": MonerodModel._pool,
+    "/get_transaction_pool_stats": MonerodModel._pool_stats,
     "/send_raw_transaction": MonerodModel._submitted,
 }

@@ -51,7 +51,7 @@ class ReorgNode:
 
     async def info(self) -> NodeInfo:
         height, top = self.top + 1, f"h{self.top}"
-        return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
+        return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18", 600_000)
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
         missed = self.misses.intersection(txids)

@@ -183,7 +183,9 @@ class Node:
 
     async def info(self) -> NodeInfo:
         height = self.top + 1
-        return NodeInfo(height, f"h{self.top}", "fakechain", True, False, True, height, 0, "0.18")
+        return NodeInfo(
+            height, f"h{self.top}", "fakechain", True, False, True, height, 0, "0.18", 600_000
+        )
 
     async def header_at(self, height: int) -> BlockHeader | None:
         return BlockHeader(height, f"h{height}", "", 0) if height <= self.top else None

@@ -48,7 +48,7 @@ class ConnectionStub:
 
     async def check_node(self) -> NodeInfo:
         self.checks += 1
-        return NodeInfo(900, "top", "mainnet", True, False, False, 900, 0, "0.18")
+        return NodeInfo(900, "top", "mainnet", True, False, False, 900, 0, "0.18", 600_000)
 
     async def check_wallet(self) -> None:
         self.checks += 1

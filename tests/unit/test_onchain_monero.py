@@ -33,7 +33,7 @@ def adapter(made: MoneroAdapter) -> tuple[ChainAdapter, ServedNetwork]:
         {"thresholds": (Threshold(0, 10), Threshold(XMR, 5))}, {"thresholds": (Threshold(0, 0),)},
         {"thresholds": (Threshold(0, 1), Threshold(9, 2), Threshold(5, 3))},
         {"settled_after": 0}, {"failed_after": 0}, {"tracked_blocks": 0}, {"reserve": 0},
-        {"pool_low": 0}, {"pool_low": 9, "pool_target": 8}, {"priority": 0}, {"priority": 5},
+        {"pool_low": 0}, {"pool_low": 9, "pool_target": 8},
     ],
 )  # fmt: skip
 def test_options_that_can_not_be_meant_are_refused(wrong: dict[str, Any]) -> None:

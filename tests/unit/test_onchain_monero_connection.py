@@ -22,7 +22,7 @@ from tests.chain_options import monero_options
 
 GAP_MS = 40 * 60_000
 OPTIONS = monero_options(nettype="stagenet", wallet_file="w", wallet_password="p")
-IN_STEP = NodeInfo(100, "h99", "stagenet", True, False, False, 0, 0, "0.18")
+IN_STEP = NodeInfo(100, "h99", "stagenet", True, False, False, 0, 0, "0.18", 600_000)
 
 
 class Node:
@@ -32,7 +32,7 @@ class Node:
         self.nettype, self.height = nettype, 3_000_000
 
     async def info(self) -> NodeInfo:
-        return NodeInfo(self.height, "top", self.nettype, True, False, False, 0, 0, "0.18")
+        return NodeInfo(self.height, "top", self.nettype, True, False, False, 0, 0, "0.18", 600_000)
 
 
 @pytest.mark.parametrize("nettype", ["mainnet", "fakechain"])

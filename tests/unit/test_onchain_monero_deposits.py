@@ -91,7 +91,7 @@ class Node:
     async def info(self) -> NodeInfo:
         height = len(self.chain.blocks)
         top = self.chain.blocks[-1][0]
-        return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
+        return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18", 600_000)
 
     async def header_at(self, height: int) -> BlockHeader | None:
         if height >= len(self.chain.blocks):

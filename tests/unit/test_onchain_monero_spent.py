@@ -70,7 +70,7 @@ class Node:
     async def info(self) -> NodeInfo:
         height = self.top + 1
         top = f"h{self.top}{self.branch}"
-        return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
+        return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18", 600_000)
 
     async def header_at(self, height: int) -> BlockHeader | None:
         if self.is_forgetful or height > self.top:

@@ -148,6 +148,14 @@ async def test_transfers_due_together_share_signing_and_commit(
     assert (await driver.states())["a"] == "published"
 
 
+async def test_bytes_of_a_payment_are_recorded_once(driver: PayoutDriver) -> None:
+    first, *_ = [await driver.due(name) for name in "abc"]
+    await driver.pay(first)
+    found = [order.transfers[0] for name in "abc" if (order := await driver.order(name))]
+    assert [item.raw for item in found] == ["bytes", "", ""]
+    assert {item.txid for item in found} == {f"{1:064x}"}
+
+
 async def test_no_more_go_along_than_a_payment_takes(driver: PayoutDriver) -> None:
     first, second, _ = [await driver.due(name) for name in "abc"]
     driver.fake.most = 2

@@ -19,7 +19,7 @@ from rpcsvc.store.backends.sqlite.database import compiled
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.checks import _THERE
 from rpcsvc.store.operator_books import _FLOWS, _MADE_AT
-from rpcsvc.store.order_rows import _SELECT_OPEN
+from rpcsvc.store.order_rows import _DELETE_ENDED_VIEW, _SELECT_OPEN, _SELECT_UNPACKED
 from rpcsvc.store.orders import (
     _REDUCE,
     _SELECT_GIVEN,
@@ -42,6 +42,8 @@ PLANS = [
     (_REDUCE[0], "SEARCH orders USING INTEGER PRIMARY KEY (rowid=?)"),
     (_REDUCE[1], "SEARCH event_log USING PRIMARY KEY (order_seq=?)"),
     (_REDUCE[2], "SEARCH status_views USING INTEGER PRIMARY KEY (rowid=?)"),
+    (_SELECT_UNPACKED, "USING INDEX idempotency_keys_unpacked (created_at<?)"),
+    (_DELETE_ENDED_VIEW, "SEARCH status_views USING INTEGER PRIMARY KEY (rowid=?)"),
     (_SELECT_VIEW, "SEARCH f USING INDEX funding_unresolved (order_id=?)"),
     (_THERE, "USING INDEX orders_open_at_upstream"),
     (_SELECT_OPEN, "USING INDEX orders_open_at_upstream"),

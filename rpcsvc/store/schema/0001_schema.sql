@@ -535,7 +535,9 @@ CREATE TABLE idempotency_keys (
     operation       TEXT    NOT NULL,
     -- JSON
     params          TEXT    NOT NULL,
+    -- as it was sent, or compressed with the dictionary of that number (rpcsvc/store/packing.py)
     body            BLOB    NOT NULL,
+    packed          INTEGER NOT NULL DEFAULT 0 CHECK (packed >= 0),
     created_at      INTEGER NOT NULL,
     order_seq       INTEGER,
     UNIQUE (namespace, idempotency_key)
@@ -543,6 +545,7 @@ CREATE TABLE idempotency_keys (
 
 CREATE INDEX idempotency_keys_by_order ON idempotency_keys (order_seq)
     WHERE order_seq IS NOT NULL;
+CREATE INDEX idempotency_keys_unpacked ON idempotency_keys (created_at) WHERE packed = 0;
 
 -- Support tickets.
 CREATE TABLE tickets (
@@ -815,7 +818,6 @@ CREATE TABLE monero_payments (
     -- a block by which another transaction had spent an input of this one
     conflict_height INTEGER CHECK (conflict_height >= 0),
     conflict_hash   TEXT,
-    proof           TEXT,
     -- constant: what the index below is unique over
     wallet          INTEGER NOT NULL DEFAULT 1 CHECK (wallet = 1),
     CHECK (state <> 'relaying' OR relayed_at IS NOT NULL),
@@ -847,7 +849,6 @@ CREATE TABLE monero_payees (
     transfer_id TEXT    NOT NULL UNIQUE,
     address     TEXT    NOT NULL,
     units       INTEGER NOT NULL CHECK (units > 0),
-    proof       TEXT,
     PRIMARY KEY (payment_id, transfer_id),
     -- what a transaction paid to an address must tell whose payout it was
     UNIQUE (payment_id, address)

@@ -80,6 +80,19 @@ async def test_key_order_and_answer_are_kept_together_or_not_at_all(
     ] == [(1,)]
 
 
+async def test_old_answers_are_packed_some_at_a_time(store: OrderStore, database: Tables) -> None:
+    for number, key in enumerate(("a", "b", "c", "young")):
+        kept = replace(response(key), created_at=NOW + number)
+        await store.commit(created(fresh(number), kept))
+    assert [await store.pack_responses(NOW + 3, 2) for _ in range(3)] == [2, 1, 0]
+    packed = await database.fetch("SELECT packed FROM idempotency_keys ORDER BY seq")
+    assert [row["packed"] for row in packed] == [1, 1, 1, 0]
+    for key in ("a", "b", "c", "young"):
+        found = await store.response("public", key)
+        assert found is not None
+        assert found.body == response(key).body
+
+
 async def test_one_bad_write_does_not_take_its_neighbours_down(store: OrderStore) -> None:
     await store.commit(created(fresh(0), response("taken")))
     keys = ["a", "taken", "b", "c"]

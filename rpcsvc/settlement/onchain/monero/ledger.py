@@ -61,11 +61,13 @@ _RESCAN_DUE: Final = "INSERT INTO monero_rescan_due (id) VALUES (1) ON CONFLICT 
 _PROGRESS: Final = ("state", "relayed_at", "height", "conflict_height", "conflict_hash")
 _PAYMENT: Final = (
     "payment_id", "purpose", "address", "units", "fee", "txid", "raw", "metadata", "tx_key",
-    "prepared_at", "proof", *_PROGRESS,
+    "prepared_at", *_PROGRESS,
 )  # fmt: skip
 _SELECT_PAYMENT: Final = f"SELECT {', '.join(_PAYMENT)} FROM monero_payments"
 _ADD_PAYMENT: Final = insert("monero_payments", _PAYMENT)
-_PUT_PAYMENT: Final = update("monero_payments", _PROGRESS, "payment_id = :payment_id")
+_PUT_PAYMENT: Final = update(
+    "monero_payments", (*_PROGRESS, "metadata"), "payment_id = :payment_id"
+)
 _ADD_PAYEE: Final = insert("monero_payees", ("payment_id", "transfer_id", "address", "units"))
 _WITHOUT_ORDER: Final = (
     "WHERE state = 'published' AND purpose = 'transfer' AND NOT EXISTS"
@@ -74,10 +76,6 @@ _WITHOUT_ORDER: Final = (
     "   WHERE e.payment_id = monero_payments.payment_id)) AND NOT EXISTS"
     " (SELECT 1 FROM withdrawals AS w WHERE w.withdrawal_id = monero_payments.payment_id)"
     " ORDER BY seq"
-)
-_PUT_PROOF: Final = update("monero_payments", ("proof",), "payment_id = :payment_id")
-_PUT_PAYEE_PROOF: Final = update(
-    "monero_payees", ("proof",), "payment_id = :payment_id AND transfer_id = :transfer_id"
 )
 _ADD_IMAGE: Final = (
     "INSERT INTO monero_key_images (payment_id, key_image, live)"
@@ -326,20 +324,19 @@ class MoneroLedger:
         return await self._db.fetch_one(sql, txid=txid) is not None
 
     async def put_payment(self, payment: MoneroPayment) -> None:
-        """Update the state of a payment. Raises StoreConflict if it is over."""
+        """Update the state of a payment. Raises StoreConflict if it is over.
+
+        A settled one loses its metadata, by which the wallet relays it the first time.
+        """
         values = _payment_values(payment)
+        if payment.state is MoneroPaymentState.SETTLED:
+            values["metadata"] = ""
         statements = [Statement(_PUT_PAYMENT, values)]
         if payment.state.is_over:
             statements.append(Statement(_FREE_IMAGES, values))
         await self._db.write(statements)
         if payment.state.is_over:
             await self._writes.note(VoidEntry(payment.payment_id, payment.txid))
-
-    async def put_proof(self, payment: MoneroPayment, payee: Payee) -> None:
-        """Store the proof of the units that a payment paid for one transfer."""
-        sql = _PUT_PAYEE_PROOF if payment.batch else _PUT_PROOF
-        values = to_row(payee, payment_id=payment.payment_id)
-        await self._db.write([Statement(sql, values)])
 
     async def _payments(self, where: str, **values: Any) -> list[MoneroPayment]:
         rows = await self._db.fetch(f"{_SELECT_PAYMENT} {where}", **values)
@@ -352,7 +349,7 @@ class MoneroLedger:
 
     async def _batch(self, payment_id: str) -> tuple[Payee, ...]:
         sql = (
-            "SELECT transfer_id, address, units, proof FROM monero_payees"
+            "SELECT transfer_id, address, units FROM monero_payees"
             " WHERE payment_id = :payment_id ORDER BY transfer_id"
         )
         return tuple(

@@ -84,6 +84,8 @@ def _key_images(value: Any) -> tuple[str, ...]:
 class NodeInfo:
     """State of a monerod. ``height`` is the number of blocks: the top block's height plus one.
 
+    ``block_weight_limit``: bytes; a block of more than half of it costs its miner a penalty.
+
     ``nettype``: mainnet, stagenet, testnet, or fakechain (regtest).
     """
 
@@ -96,6 +98,7 @@ class NodeInfo:
     target_height: Whole
     pool_size: Annotated[Whole, named("tx_pool_size")]
     version: Text
+    block_weight_limit: Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,11 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
+class _PoolStats:
+    bytes_total: Whole
+
+
+@dataclass(frozen=True, slots=True)
 class _Fees:
     fees: tuple[Whole, ...] = ()
     fee: Whole | None = None
@@ -331,6 +339,12 @@ class MonerodClient:
         path = "/get_transaction_pool"
         answer = await self._read_path(path, {})
         return self._model(list[PoolTransaction], path, answer.get("transactions", []))
+
+    async def pool_weight(self) -> int:
+        """The bytes of all transactions that wait in the node's pool."""
+        path = "/get_transaction_pool_stats"
+        answer = await self._read_path(path, {})
+        return self._field(_PoolStats, path, answer, "pool_stats").bytes_total
 
     async def fees(self) -> FeeEstimate:
         """The fees of the moment."""

@@ -28,6 +28,7 @@ from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
 from rpcsvc.settlement.onchain.monero.records import (
     MoneroOptions,
@@ -48,6 +49,11 @@ from rpcsvc.store.database import Rows
 
 log = structlog.get_logger(__name__)
 
+# The wallet's own choice while the pool has room, and the next, some four times as dear.
+OWN_PRIORITY: Final = 1
+RAISED_PRIORITY: Final = 2
+# Ten blocks: a payment that waits for longer is too cheap for the network of the moment.
+_WAITED_MS: Final = 20 * 60 * 1000
 _LONG_MS: Final = 10 * 60 * 1000
 _UNMINED_MS: Final = 60 * 60 * 1000
 # Between the tries to hand over a payment of the wallet to itself that the node does not take.
@@ -69,9 +75,10 @@ _SHORT_OF_MONEY = (
 
 
 class MoneroFees:
-    """The fees of payments, in piconero, by the node's rate; ``per_byte`` None before ``poll``.
+    """Upper bounds of the fees of payments, in piconero, by the node's rate for RAISED_PRIORITY.
 
-    The methods that return a fee raise errors.Unavailable before the rate is known.
+    ``per_byte`` is None before ``poll``: the methods that return a fee then raise
+    errors.Unavailable.
     """
 
     def __init__(self, connection: MoneroConnection, options: MoneroOptions) -> None:
@@ -82,7 +89,7 @@ class MoneroFees:
     async def poll(self) -> None:
         """Ask the node for the rate of the moment. Raises RpcFailure."""
         fees = (await self._connection.node.fees()).per_byte
-        self.per_byte = fees[min(self._options.priority, len(fees)) - 1]
+        self.per_byte = fees[min(RAISED_PRIORITY, len(fees)) - 1]
 
     def typical(self) -> int:
         """Return the fee of a payment, with a margin."""
@@ -103,7 +110,7 @@ class MoneroFees:
             return None
         least, highest = self.estimate(1), self._options.highest_fee
         return (
-            f"nothing is paid: the Monero network takes at least {format_units(least, XMR)} XMR for"
+            f"nothing is paid: the Monero network may take {format_units(least, XMR)} XMR for"
             f" a payment, and the service gives {format_units(highest, XMR)} at most: wait until"
             " the network's fee falls"
         )
@@ -219,24 +226,35 @@ class MoneroPayments(Payments):
         """Sign ``order``, or ``otherwise`` if the wallet can't make it."""
         await self._require_published()
         await self._connection.check_wallet()
-        await self._connection.in_step()
+        priority = await self._priority(await self._connection.in_step())
         try:
-            signed = await self._unspent(order)
+            signed = await self._unspent(order, priority)
         except (Unavailable, TransferRejected) as reason:
             if otherwise is None:
                 raise
             log.info("monero_batch_refused", transfers=len(order.batch), reason=str(reason))
-            order, signed = otherwise, await self._unspent(otherwise)
+            order, signed = otherwise, await self._unspent(otherwise, priority)
         return _payment(order, signed, self._clock.now_ms())
 
-    async def _unspent(self, order: MoneroPaymentOrder) -> PreparedPayment:
+    async def _priority(self, info: NodeInfo) -> int:
+        """Return the wallet's own priority, unless a payment or the pool waits for blocks.
+
+        A payment can't be replaced by a dearer one: it waits until its own bytes are mined.
+        """
+        if await self._unmined(_WAITED_MS):
+            return RAISED_PRIORITY
+        room = info.block_weight_limit // 2
+        is_full = await self._connection.node.pool_weight() > room
+        return RAISED_PRIORITY if is_full else OWN_PRIORITY
+
+    async def _unspent(self, order: MoneroPaymentOrder, priority: int) -> PreparedPayment:
         """Have it signed with money that no other payment may spend."""
-        signed = await self._signed(order)
+        signed = await self._signed(order, priority)
         if taken := await self._ledger.live_key_images(signed.key_images):
             # The wallet has forgotten a payment (killed before it stored): keep it from
             # offering those outputs again, and let it choose others.
             await self._freeze(taken)
-            signed = await self._signed(order)
+            signed = await self._signed(order, priority)
         await self._check(order, signed)
         return signed
 
@@ -270,12 +288,10 @@ class MoneroPayments(Payments):
             return True
         return await self._connection.wallet.index_of(address) is not None
 
-    async def _signed(self, order: MoneroPaymentOrder) -> PreparedPayment:
+    async def _signed(self, order: MoneroPaymentOrder, priority: int) -> PreparedPayment:
         try:
             return await self._connection.wallet.prepare(
-                _destinations(order),
-                priority=self._options.priority,
-                from_indices=order.from_indices,
+                _destinations(order), priority=priority, from_indices=order.from_indices
             )
         except NodeError as error:
             if error.code == WalletCode.WRONG_ADDRESS:
@@ -365,7 +381,11 @@ class MoneroPayments(Payments):
 
     async def _known(self, transfer: Transfer) -> MoneroPayment:
         payment = await self._ledger.payment(transfer.transfer_id)
-        if payment is None or payment.txid != transfer.txid or payment.raw != transfer.raw:
+        if (
+            payment is None
+            or payment.txid != transfer.txid
+            or transfer.raw not in (payment.raw, "")
+        ):
             # Only a database put together from two could bring this about: touch nothing.
             raise LookupError(f"the payment of {transfer.transfer_id} is not the recorded one")
         return payment
@@ -407,10 +427,19 @@ class MoneroPayments(Payments):
         for item in await self._ledger.payments_in(*_UNPUBLISHED):
             if item.prepared_at < now - _LONG_MS:
                 return _reported(item, "is signed and the network does not take it")
-        for item in await self._ledger.payments_in(MoneroPaymentState.PUBLISHED):
-            if item.height is None and (item.relayed_at or item.prepared_at) < now - _UNMINED_MS:
-                return _reported(item, "was published and is not mined for long") + _ending(item)
+        for item in await self._unmined(_UNMINED_MS):
+            return _reported(item, "was published and is not mined for long") + _ending(item)
         return None
+
+    async def _unmined(self, since_ms: int) -> list[MoneroPayment]:
+        """Return published payments that no block has taken for longer than ``since_ms``."""
+        oldest = self._clock.now_ms() - since_ms
+        published = await self._ledger.payments_in(MoneroPaymentState.PUBLISHED)
+        return [
+            item
+            for item in published
+            if item.height is None and (item.relayed_at or item.prepared_at) < oldest
+        ]
 
     async def under_way(self) -> frozenset[tuple[str, MoneroPaymentState]]:
         """The id and state of each unsettled payment: a change may change the spendable outputs."""
@@ -429,9 +458,7 @@ class MoneroPayments(Payments):
             if payment.state is not MoneroPaymentState.SETTLED or payment.height is None:
                 raise Unavailable("The payment is not settled yet: there is no receipt for it.")
             payee = payment.payee(transfer.transfer_id)
-            if payee.proof is None:
-                payee = replace(payee, proof=await self._prove(payment.txid, payee))
-                await self._ledger.put_proof(payment, payee)
+            proof = await self._prove(payment.txid, payee)
         return {
             "network": self._options.network_name,
             "asset": XMR.symbol,
@@ -440,7 +467,7 @@ class MoneroPayments(Payments):
             "amount": format_units(payee.units, XMR),
             "block": payment.height,
             "transactionKey": payment.tx_key,
-            "transactionProof": payee.proof,
+            "transactionProof": proof,
             "proofMessage": payee.transfer_id,
         }
 

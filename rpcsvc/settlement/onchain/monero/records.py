@@ -43,10 +43,9 @@ class MoneroOptions(Redacted, frozen=True):
     confirmed deposit or settled payout is still compared with the chain.
     ``pool_target`` addresses are made ahead, again when fewer than ``pool_low`` are left;
     ``reserve`` of them at a time may be handed out, and are skipped after a crash.
-    ``priority`` 1 to 4 sets the fee; ``typical_weight`` is in bytes; a payment that would cost
-    more than ``highest_fee`` for each transfer is not made. Outputs of at least ``output_units``
-    count towards ``outputs_target`` (0: the wallet is left as it is); more than ``dusty_outputs``
-    smaller ones are put together.
+    ``typical_weight`` is in bytes; a payment that would cost more than ``highest_fee`` for each
+    transfer is not made. Outputs of at least ``output_units`` count towards ``outputs_target`` (0:
+    the wallet is left as it is); more than ``dusty_outputs`` smaller ones are put together.
     """
 
     HIDDEN = frozenset({"wallet_password"})
@@ -63,7 +62,6 @@ class MoneroOptions(Redacted, frozen=True):
     outputs_target: int
     output_units: int
     tracked_blocks: int = 100
-    priority: int = 2
     typical_weight: int = 2400
     fee_margin_percent: int = 50
     highest_fee: int = _XMR // 50
@@ -83,8 +81,6 @@ class MoneroOptions(Redacted, frozen=True):
                 raise ValueError(f"{name} must be at least {bound}")
         if not 0 < self.pool_low <= self.pool_target:
             raise ValueError("pool_low must be above 0 and not above pool_target")
-        if self.priority not in (1, 2, 3, 4):
-            raise ValueError("priority must be 1, 2, 3 or 4")
 
     def _thresholds_rise(self) -> bool:
         counts = [threshold.confirmations for threshold in self.thresholds]
@@ -174,12 +170,11 @@ class MoneroPurpose(StrEnum):
 
 
 class Payee(Struct, frozen=True):
-    """The part of a payment that is for one transfer; ``proof`` once it was made."""
+    """The part of a payment that is for one transfer."""
 
     transfer_id: str
     address: str
     units: int
-    proof: str | None = None
 
 
 class MoneroPayment(Redacted, frozen=True):
@@ -207,13 +202,12 @@ class MoneroPayment(Redacted, frozen=True):
     relayed_at: int | None = None
     height: int | None = None
     conflict: Cursor | None = None
-    proof: str | None = None
     batch: tuple[Payee, ...] = ()
 
     @property
     def payees(self) -> tuple[Payee, ...]:
         """The transfers that it pays, or itself."""
-        alone = Payee(self.payment_id, self.address, self.units, self.proof)
+        alone = Payee(self.payment_id, self.address, self.units)
         return self.batch or (alone,)
 
     def payee(self, transfer_id: str) -> Payee:
