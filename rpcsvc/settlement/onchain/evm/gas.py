@@ -266,7 +266,7 @@ class EvmGas:
             moment, ether, units, is_blacklisted, _, _ = await asyncio.gather(
                 client.fees(top),
                 client.ether(hot),
-                self._connection.balance(hot),
+                self._connection.balance(hot, top.number),
                 self._connection.is_blacklisted(hot),
                 self._look_at_l1(),
                 self._look_at_gas(),

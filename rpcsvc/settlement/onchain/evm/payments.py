@@ -36,7 +36,7 @@ from rpcsvc.orders.ports.wallets import (
     Verdict,
 )
 from rpcsvc.settlement.onchain.adapter import Payments
-from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm.gas import CallCost, EvmGas, GasPrice
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
@@ -230,9 +230,11 @@ class NodeReply(Struct, frozen=True):
 class SigningMoment(Struct, frozen=True):
     """The state of the node just before a payment is signed.
 
-    ``ether``: the hot wallet's, in wei; ``pending``: its next nonce.
+    ``unmined``: payments that waited to be mined before ``ether``, the hot wallet's wei, was asked
+    for; ``pending``: its next nonce.
     """
 
+    unmined: list[EvmPayment]
     fees: FeeData
     ether: int
     pending: int
@@ -346,6 +348,8 @@ class EvmPayments(Payments):
             raise Unavailable(
                 f"The token on {self._network.name} refuses this payment just now."
             ) from gas
+        if isinstance(gas, NodeError):
+            raise gas
         order = EvmPaymentOrder(
             transfer.transfer_id, EvmPurpose.TRANSFER, recipient, transfer.units,
             self._network.token, data, gas,
@@ -354,13 +358,16 @@ class EvmPayments(Payments):
 
     async def _moment(self, top: Block) -> SigningMoment:
         """Ask what a signature depends on, ``top`` being the newest block."""
+        # In this order: a payment found mined meanwhile counts twice, rather than not at all.
+        unmined = await self.unmined()
         with self._connection.client.rpc.together():
             return SigningMoment(
+                unmined,
                 *await asyncio.gather(
                     self._connection.client.fees(top),
                     self._connection.client.ether(self.hot_wallet),
                     self.nonces.pending(),
-                )
+                ),
             )
 
     async def _owed(self) -> int:
@@ -384,11 +391,14 @@ class EvmPayments(Payments):
             raise TransferRejected("the destination is an address of the service itself")
         return recipient
 
-    async def _estimated(self, data: bytes) -> int | Reverted:
-        """Return the gas limit of a call, or the refusal: a blacklisted payee explains it."""
+    async def _estimated(self, data: bytes) -> int | NodeError:
+        """Return the gas limit of a call, or the refusal: payee or balance may explain it.
+
+        Some nodes have words of their own for a call that reverts.
+        """
         try:
             return await self.gas.estimate(data)
-        except Reverted as refusal:
+        except NodeError as refusal:
             return refusal
 
     async def _require_earlier_out(self) -> None:
@@ -403,7 +413,7 @@ class EvmPayments(Payments):
     async def _sign(self, order: EvmPaymentOrder, moment: SigningMoment) -> EvmPayment:
         """Sign with the next nonce, which is used up only once that is on record."""
         price = await self.gas.first_price(order, moment.fees)
-        await self._require_ether(order, price, moment.ether)
+        await self._require_ether(order, price, moment)
         nonce = await self.nonces.next(moment.pending)
         attempt = self.attempt(order, nonce, price)
         return EvmPayment(
@@ -420,15 +430,17 @@ class EvmPayments(Payments):
         now = self._clock.now_ms()
         return Attempt(signed.txid, signed.raw.hex(), price.max_fee, price.tip, now)
 
-    async def _require_ether(self, order: EvmPaymentOrder, price: GasPrice, ether: int) -> None:
+    async def _require_ether(
+        self, order: EvmPaymentOrder, price: GasPrice, moment: SigningMoment
+    ) -> None:
         """Raise Unavailable unless the hot wallet has the ether for a payment.
 
         Payments that wait to be mined count as spent. Only payouts and refunds may use the reserve.
         """
-        needed = await self.gas.needed(order, price, await self.unmined())
+        needed = await self.gas.needed(order, price, moment.unmined)
         if order.purpose is not EvmPurpose.TRANSFER or is_withdrawal(order.payment_id):
             needed += self._network.gas_reserve
-        if ether < needed:
+        if moment.ether < needed:
             raise Unavailable(f"The hot wallet on {self._network.name} lacks ether for gas.")
 
     # --- earlier payments ----------------------------------------------------------------------
@@ -460,7 +472,7 @@ class EvmPayments(Payments):
         """The most that a call may cost. Raises Unavailable: gas too dear, or ether lacking."""
         moment = await self._moment(await self._connection.head())
         price = await self.gas.first_price(order, moment.fees)
-        await self._require_ether(order, price, moment.ether)
+        await self._require_ether(order, price, moment)
         return CallCost(order.gas * price.max_fee, await self.gas.l1_fee(order))
 
     async def send(self, order: EvmPaymentOrder, sweep: Sweep | None = None) -> Verdict:
