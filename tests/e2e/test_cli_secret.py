@@ -85,6 +85,18 @@ async def test_retry_with_its_key_finds_the_same_order_and_session(
     assert await cli.restore() == {made}
 
 
+async def test_ticket_takes_no_secret_and_goes_with_its_orders_session(
+    cli: Cli,
+) -> None:
+    _, session = await cli.create()
+    refused = await cli.run("agent:support:create", "--message", "late")
+    assert refused.returncode == 2
+    assert "--secret-file" in refused.stderr
+    words = ["agent:support:create", "--message", "late"]
+    done = await asyncio.to_thread(run_here, words, cli.environ)
+    assert json.loads(done.stdout)["data"]["sessionId"] == session
+
+
 async def test_session_beside_a_secret_is_a_usage_error(cli: Cli) -> None:
     session = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
     for words in (["--session-id", session], ["--params", json.dumps({"sessionId": session})]):

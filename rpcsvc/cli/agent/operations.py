@@ -496,7 +496,6 @@ def _add_call_options(parser: argparse.ArgumentParser, command: Command) -> None
         group.add_argument(
             "--idempotency-key", action=TextOption, metavar="KEY", help="makes a retry safe"
         )
-    if command.creates:
         _add_secret(group, "derive the session from the secret here; made if it is missing")
     _add_answer_options(group)
 
