@@ -113,7 +113,7 @@ class Sessions:
             if after is None:
                 index += 1
             if index >= used + GAP:
-                self.used = max(self.used, used)
+                self.used = used  # fewer than before, if the service lost orders
                 return found
         raise Unreachable(f"The service has sent {MOST_PAGES} pages of orders, and sends more.")
 

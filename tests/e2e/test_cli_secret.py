@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.cli.agent import operations
 from rpcsvc.cli.agent.secret_file import sessions_at
 from rpcsvc.cli.context import UsageError
 from tests.command_line import Done, clean_environ, run_here
@@ -83,6 +84,31 @@ async def test_retry_with_its_key_finds_the_same_order_and_session(
     (tmp_path / "data" / "cli-state.json").unlink()
     assert await cli.create(*key) == made
     assert await cli.restore() == {made}
+
+
+async def test_order_is_found_after_the_service_lost_its_store(cli: Cli, tmp_path: Path) -> None:
+    session = sessions_at(cli.secret, SITE, makes=True)
+    remembered = [session.take() for _ in range(20)][-1]
+    state = {"session_id": remembered, "order_id": "ord_01JEXAMPLE"}
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "data" / "cli-state.json").write_text(json.dumps(state))
+    made = await cli.create()
+    assert await cli.restore() == {made}
+
+
+async def test_remembered_session_costs_one_call(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    await cli.create()
+    asked: list[dict[str, Any]] = []
+    listed = operations._listed
+
+    def counted(context: Any, service: Any, params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return listed(context, service, params)
+
+    monkeypatch.setattr(operations, "_listed", counted)
+    _, session = await cli.create()
+    assert [each["limit"] for each in asked] == [1]
+    assert asked[0]["sessionId"] != session
 
 
 async def test_ticket_takes_no_secret_and_goes_with_its_orders_session(

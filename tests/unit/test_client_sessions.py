@@ -178,7 +178,19 @@ def test_search_finds_nothing_of_another_secret() -> None:
     assert service.found_by(new_secret()) == set()
 
 
-def test_remembered_session_spares_the_search() -> None:
+def test_client_forgets_sessions_that_the_service_lost() -> None:
+    service, client = Service(), Sessions(SECRET, SITE)
+    for _ in range(GAP + 5):
+        session = client.take()
+        service.order(session)
+        client.note_order(session)
+    service.orders.clear()
+    assert finished(client.search(service.ask)) == []
+    service.order(client.take())
+    assert len(service.found_by(SECRET)) == 1
+
+
+def test_remembered_session_is_recognised_without_a_search() -> None:
     client = Sessions(SECRET, SITE)
     key = read_secret(SECRET)
     assert client.note_order(session_of(key, SITE, 500), 1000)

@@ -233,18 +233,24 @@ def _session(
 ) -> str | None:
     """The session for a call that names none: the next one of the secret, else the remembered one.
 
-    A remembered session of the secret saves the search. Raises UsageError and Refused.
+    A remembered session of the secret saves the search, while the service has an order of it: after
+    its store was lost, a later one would be behind a gap. Raises UsageError and Refused.
     """
     if getattr(context.options, "secret_file", None) is None:
         return remembered
     if "sessionId" in params:
         raise UsageError("Give --secret-file or a session id: the secret gives the session.")
     sessions = _sessions(context, makes=True)
-    if remembered is None or not sessions.note_order(remembered, _MOST_SESSIONS):
 
-        async def ask(params: Json) -> Json:
-            return dict(_listed(context, service, params)["data"])
+    async def ask(params: Json) -> Json:
+        return dict(_listed(context, service, params)["data"])
 
+    is_noted = (
+        remembered is not None
+        and sessions.note_order(remembered, _MOST_SESSIONS)
+        and finished(ask({"sessionId": remembered, "limit": 1})).get("orders")
+    )
+    if not is_noted:
         finished(sessions.search(ask))
     return sessions.take()
 
