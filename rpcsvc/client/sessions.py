@@ -26,6 +26,7 @@ _LEAST_DISTINCT: Final = 16
 _PAGE: Final = 100
 # A search gives up after these: a service may list orders endlessly.
 MOST_PAGES: Final = 100_000
+MOST_ORDERS: Final = 100_000
 
 
 class BadSecret(ValueError):
@@ -99,7 +100,7 @@ class Sessions:
     async def search(self, ask: Ask) -> list[Json]:
         """All orders, each with its ``sessionId``; session by session until GAP have none.
 
-        Raises Unreachable for a service that lists no orders, or never ends.
+        Raises Unreachable for a service that lists no orders, or more than MOST_ORDERS.
         """
         found: list[Json] = []
         cursor: Json = {}
@@ -108,6 +109,8 @@ class Sessions:
             session = self._session(index)
             listed, after = _page(await ask({"sessionId": session, "limit": _PAGE, **cursor}))
             found += [{**order, "sessionId": session} for order in listed]
+            if len(found) > MOST_ORDERS:
+                raise Unreachable(f"The service lists more than {MOST_ORDERS} orders of a secret.")
             used = index + 1 if listed else used
             cursor = {} if after is None else {"after": after}
             if after is None:
@@ -126,6 +129,8 @@ class Sessions:
 def _page(data: Json) -> tuple[list[Json], str | None]:
     match data:
         case {"orders": list(orders), "nextAfter": None | str() as after}:
+            if len(orders) > _PAGE:
+                raise Unreachable(f"The service lists {len(orders)} orders a page, not {_PAGE}.")
             if all(isinstance(order, dict) for order in orders):
                 return orders, after
     raise Unreachable("The service answers swap.list without a list of orders.")

@@ -208,6 +208,30 @@ def test_search_ends_at_a_service_that_lists_endlessly(monkeypatch: pytest.Monke
         finished(Sessions(SECRET, SITE).search(endless))
 
 
+def test_search_ends_at_a_service_that_lists_too_many_orders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_ORDERS", 1000)
+    pages = 0
+
+    async def many(_params: Json) -> Json:
+        nonlocal pages
+        pages += 1
+        return {"orders": [{"orderId": "ord_1"}] * 100, "nextAfter": "ord_1"}
+
+    with pytest.raises(Unreachable, match="more than 1000 orders"):
+        finished(Sessions(SECRET, SITE).search(many))
+    assert pages == 11
+
+
+def test_search_refuses_a_page_longer_than_it_asked_for() -> None:
+    async def long(params: Json) -> Json:
+        return {"orders": [{"orderId": "ord_1"}] * (params["limit"] + 1), "nextAfter": None}
+
+    with pytest.raises(Unreachable, match="101 orders a page"):
+        finished(Sessions(SECRET, SITE).search(long))
+
+
 @pytest.mark.parametrize(
     "data", [{}, {"orders": {}}, {"orders": [1], "nextAfter": None}, {"orders": [], "nextAfter": 1}]
 )
