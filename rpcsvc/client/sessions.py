@@ -20,6 +20,7 @@ Ask = Callable[[Json], Awaitable[Json]]
 
 GAP: Final = 20
 _LABEL: Final = "rpcsvc session"
+_DEFAULT_PORT: Final = re.compile(r"\A(http://[^/]+):80(?=/|\Z)|\A(https://[^/]+):443(?=/|\Z)")
 _BYTES: Final = 32
 # Random bytes have so few distinct values once in 10**16 times; typed and repeated ones often do.
 _LEAST_DISTINCT: Final = 16
@@ -56,7 +57,7 @@ def session_of(secret: bytes, issuer: str, index: int) -> str:
 
     The issuer is part of it, so that no service learns the sessions of another one.
     """
-    site = issuer.rstrip("/").lower()
+    site = _DEFAULT_PORT.sub(r"\1\2", issuer.rstrip("/").lower())
     digest = hmac.digest(secret, f"{_LABEL}\n{site}\n{index}".encode(), "sha256")
     return str(uuid.UUID(bytes=digest[:16], version=4))
 
@@ -70,7 +71,7 @@ class Sessions:
 
     def __init__(self, secret: str, issuer: str) -> None:
         self._secret = read_secret(secret)
-        self._issuer = issuer
+        self.issuer = issuer
         self._derived: list[str] = []
         self._next = 0
         self.used = 0
@@ -122,7 +123,7 @@ class Sessions:
 
     def _session(self, index: int) -> str:
         while len(self._derived) <= index:
-            self._derived.append(session_of(self._secret, self._issuer, len(self._derived)))
+            self._derived.append(session_of(self._secret, self.issuer, len(self._derived)))
         return self._derived[index]
 
 

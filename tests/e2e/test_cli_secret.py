@@ -16,6 +16,7 @@ import pytest
 from rpcsvc.cli.agent import operations
 from rpcsvc.cli.agent.secret_file import sessions_at
 from rpcsvc.cli.context import UsageError
+from rpcsvc.client.errors import refusal
 from tests.command_line import Done, clean_environ, run_here
 from tests.e2e.processes import SETTINGS, server
 from tests.sandbox import EVM
@@ -69,7 +70,10 @@ async def test_orders_are_restored_after_the_state_is_lost(cli: Cli, tmp_path: P
         assert len({session for _, session in made}) == 4
         assert await cli.restore() == made
         elsewhere = Cli(tmp_path / "elsewhere", cli.secret)
-        assert await elsewhere.restore("--url", up.url) == set()  # another address
+        none = await elsewhere.run("agent:swap:restore", "--url", up.url)  # another address
+        assert (none.returncode, json.loads(none.stdout)["data"]["orders"]) == (0, [])
+        assert f"No order of this secret at {up.url}." in none.stderr
+        assert "give --url" in none.stderr
         there = await elsewhere.create("--url", up.url)
         assert await elsewhere.restore("--url", up.url) == {there}
         assert await cli.restore(RPCSVC_SITE_URL=up.url) == {there}
@@ -130,6 +134,24 @@ async def test_session_beside_a_secret_is_a_usage_error(cli: Cli) -> None:
         assert done.returncode == 2
         assert "--secret-file or a session id" in done.stderr
     assert not cli.secret.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "operation"),
+    [(["agent:swap:create", *SWAP], "swap.create"), (["agent:swap:restore"], "swap.restore")],
+)
+async def test_refused_search_is_reported_as_the_command(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, words: list[str], operation: str
+) -> None:
+    def refuse(*_call: Any) -> dict[str, Any]:
+        error = {"code": "unavailable", "message": "down", "retryable": True}
+        raise refusal({"ok": False, "operation": "swap.list", "error": error}, None)
+
+    monkeypatch.setattr(operations, "_listed", refuse)
+    sessions_at(cli.secret, SITE, makes=True)
+    done = await cli.run(*words)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["ok"], answer["operation"]) == (1, False, operation)
 
 
 async def test_restore_makes_no_secret_and_says_which_file_to_give(cli: Cli) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 import uuid
 from collections.abc import Callable
@@ -63,7 +64,7 @@ class Service:
 def test_page_has_vectors_and_the_function_for_sessions() -> None:
     text = PAGE.read_text()
     rows = re.findall(r"^\| `(http\S+)` \| ([0-9]+) \| `(\S+)` \|$", text, re.MULTILINE)
-    assert len(rows) == 5
+    assert len(rows) == 6
     assert f"`{SECRET}`" in text
     code = next(
         each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "hmac" in each
@@ -95,6 +96,16 @@ def test_sessions_differ_by_secret_site_and_number(
 def test_session_is_the_same_for_an_address_in_another_form() -> None:
     key = read_secret(SECRET)
     assert session_of(key, "https://Swap.Example/", 3) == session_of(key, SITE, 3)
+    assert session_of(key, f"{SITE}:443/", 3) == session_of(key, SITE, 3)
+    assert session_of(key, f"{SITE}:443/base", 3) == session_of(key, f"{SITE}/base", 3)
+    assert session_of(key, "http://[::1]:80", 3) == session_of(key, "http://[::1]", 3)
+
+
+@pytest.mark.parametrize("site", [f"{SITE}:80", f"{SITE}:8443", f"{SITE}/:443", f"{SITE}:1443"])
+def test_session_keeps_a_port_that_is_not_the_default(site: str) -> None:
+    key = read_secret(SECRET)
+    digest = hmac.digest(key, f"rpcsvc session\n{site}\n3".encode(), "sha256")
+    assert session_of(key, site, 3) == str(uuid.UUID(bytes=digest[:16], version=4))
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,8 @@ def run_operation(context: Context) -> int:
         session = _session(context, service, params, state.session_id)
         envelope = _send(context, service, command.operation, params, key, session)
     except Refused as refused:
-        envelope = refused.envelope
+        # A search for the session was refused as swap.list.
+        envelope = {**refused.envelope, "operation": command.operation}
     try:
         print_envelope(envelope, pretty=options.pretty)
     finally:
@@ -220,8 +221,14 @@ def restore(context: Context) -> int:
     try:
         found = finished(sessions.search(ask))
     except Refused as refused:
-        print_envelope(refused.envelope, pretty=context.options.pretty)
+        envelope = {**refused.envelope, "operation": _RESTORED}
+        print_envelope(envelope, pretty=context.options.pretty)
         return FAILED
+    if not found:
+        complain(
+            f"rpcsvc: No order of this secret at {sessions.issuer}. Orders made at another address"
+            " of the service are found by that address: give --url.\n"
+        )
     data = {"network": last["data"].get("network"), "sessionId": None, "sessionSource": "none"}
     restored = {"operation": _RESTORED, "nextActions": [], "data": {**data, "orders": found}}
     print_envelope({**last, **restored}, pretty=context.options.pretty)
