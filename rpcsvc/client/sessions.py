@@ -20,12 +20,14 @@ Ask = Callable[[Json], Awaitable[Json]]
 
 GAP: Final = 20
 _LABEL: Final = "rpcsvc session"
+_DEFAULT_PORT: Final = re.compile(r"\A(http://[^/]+):80(?=/|\Z)|\A(https://[^/]+):443(?=/|\Z)")
 _BYTES: Final = 32
 # Random bytes have so few distinct values once in 10**16 times; typed and repeated ones often do.
 _LEAST_DISTINCT: Final = 16
 _PAGE: Final = 100
 # A search gives up after these: a service may list orders endlessly.
 MOST_PAGES: Final = 100_000
+MOST_ORDERS: Final = 100_000
 
 
 class BadSecret(ValueError):
@@ -55,7 +57,7 @@ def session_of(secret: bytes, issuer: str, index: int) -> str:
 
     The issuer is part of it, so that no service learns the sessions of another one.
     """
-    site = issuer.rstrip("/").lower()
+    site = _DEFAULT_PORT.sub(r"\1\2", issuer.rstrip("/").lower())
     digest = hmac.digest(secret, f"{_LABEL}\n{site}\n{index}".encode(), "sha256")
     return str(uuid.UUID(bytes=digest[:16], version=4))
 
@@ -69,7 +71,7 @@ class Sessions:
 
     def __init__(self, secret: str, issuer: str) -> None:
         self._secret = read_secret(secret)
-        self._issuer = issuer
+        self.issuer = issuer
         self._derived: list[str] = []
         self._next = 0
         self.used = 0
@@ -99,7 +101,7 @@ class Sessions:
     async def search(self, ask: Ask) -> list[Json]:
         """All orders, each with its ``sessionId``; session by session until GAP have none.
 
-        Raises Unreachable for a service that lists no orders, or never ends.
+        Raises Unreachable for a service that lists no orders, or more than MOST_ORDERS.
         """
         found: list[Json] = []
         cursor: Json = {}
@@ -108,24 +110,28 @@ class Sessions:
             session = self._session(index)
             listed, after = _page(await ask({"sessionId": session, "limit": _PAGE, **cursor}))
             found += [{**order, "sessionId": session} for order in listed]
+            if len(found) > MOST_ORDERS:
+                raise Unreachable(f"The service lists more than {MOST_ORDERS} orders of a secret.")
             used = index + 1 if listed else used
             cursor = {} if after is None else {"after": after}
             if after is None:
                 index += 1
             if index >= used + GAP:
-                self.used = max(self.used, used)
+                self.used = used  # fewer than before, if the service lost orders
                 return found
         raise Unreachable(f"The service has sent {MOST_PAGES} pages of orders, and sends more.")
 
     def _session(self, index: int) -> str:
         while len(self._derived) <= index:
-            self._derived.append(session_of(self._secret, self._issuer, len(self._derived)))
+            self._derived.append(session_of(self._secret, self.issuer, len(self._derived)))
         return self._derived[index]
 
 
 def _page(data: Json) -> tuple[list[Json], str | None]:
     match data:
         case {"orders": list(orders), "nextAfter": None | str() as after}:
+            if len(orders) > _PAGE:
+                raise Unreachable(f"The service lists {len(orders)} orders a page, not {_PAGE}.")
             if all(isinstance(order, dict) for order in orders):
                 return orders, after
     raise Unreachable("The service answers swap.list without a list of orders.")

@@ -190,8 +190,9 @@ class SwapClient:
         await self.restore()  # another client with this secret may have made orders meanwhile
         if not self._sessions.includes(swap.session_id):
             raise ValueError(
-                "The swap's session_id is not of this client's secret, so restore() would not find"
-                " its order. Make the swap with new_swap(...), or use a client without a secret."
+                "restore() would not find the swap's session_id: it is not of this client's secret,"
+                " or more than 20 after the last one with an order. Make the swap with"
+                " new_swap(...), or use a client without a secret."
             )
 
     async def status(self, order_id: str, *, verify_to: str | None = None) -> Status:

@@ -1,8 +1,10 @@
 """``/rates.xml`` and ``/rates.json``: the amounts and rates on offer now, in the form that rate
 listings read (the export format of exchange monitors, such as https://docs.bestchange.biz).
 
-Every listed amount can be ordered by a caller without a token, and brings at least ``out`` for
-each ``in``: these are the quote of the least amount, in which fees weigh most.
+Every listed amount can be ordered by a caller without a token until the rate or the wallets'
+holdings change, and brings at least ``out`` for each ``in``: these are the quote of the least
+amount, in which fees weigh most. The most is rounded, so that it does not tell what each order of
+others takes.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from itertools import product
 from typing import Final
 
 import msgspec.json
@@ -23,7 +24,7 @@ from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.domain.reservations import ADDRESS, Client
-from rpcsvc.errors import ServiceError, Unavailable
+from rpcsvc.errors import ServiceError
 from rpcsvc.http.discovery import is_current
 from rpcsvc.http.documents.links import RATES_JSON, RATES_XML
 from rpcsvc.http.gate import CALLER, Gate
@@ -43,7 +44,7 @@ _CODES: Final = {
 }
 # An address with no orders: the document is the same for all readers.
 _NOBODY: Final = Client(ADDRESS)
-_RETRY_SECONDS: Final = 10
+_SHOWN_DIGITS: Final = 2
 
 
 class RateOffer(Struct, frozen=True, rename={"from_": "from", "in_": "in", "chain_id": "chainId"}):
@@ -77,27 +78,31 @@ async def offers(venue: Venue) -> list[RateOffer]:
 
     Raises Unavailable where no rate is known for all amounts.
     """
-    if await venue.market(_NOBODY) is None:
-        raise Unavailable(
-            "No rate is known for all amounts now. Ask for a quote of an amount instead.",
-            retry_after=_RETRY_SECONDS,
-        )
+    amounts = await venue.amounts(_NOBODY)
     found, known = [], await venue.networks()
     down = {name for name, health in known.items() if not health.ok}
-    for direction, chain in product(Direction, venue.listed_chains()):
-        if down & {network_of(asset, chain) for asset in (XMR, USDC)}:
+    for (direction, chain), (least, most) in amounts.items():
+        if most < least or down & {network_of(asset, chain) for asset in (XMR, USDC)}:
             continue
         try:
-            found.append(await _offer(venue, direction, chain))
+            shown = max(least, _rounded(most))
+            found.append(await _offer(venue, direction, chain, least, shown))
         except ServiceError:  # none can be ordered: the quote gives callers the reason
             continue
     return found
 
 
-async def _offer(venue: Venue, direction: Direction, chain: Chain) -> RateOffer:
+def _rounded(units: int) -> int:
+    """The units down to two significant digits: their last ones tell what others have ordered."""
+    digits = str(units)
+    return int(digits[:_SHOWN_DIGITS].ljust(len(digits), "0"))
+
+
+async def _offer(
+    venue: Venue, direction: Direction, chain: Chain, least: int, most: int
+) -> RateOffer:
     """The offer of a direction on a chain. Raises as ``Venue.quote``."""
     sent, paid = deposit_asset(direction), payout_asset(direction)
-    least, most = await venue.amounts(direction, chain, _NOBODY)
     asked = QuoteRequest(direction, chain, Money(least, sent), client=_NOBODY)
     low = await venue.quote(asked)
     high = await venue.quote(replace(asked, amount=Money(most, sent)))
@@ -160,12 +165,14 @@ class RatesHttp:
     async def _answer(self, request: web.Request, media_type: str) -> web.Response:
         request[CALLER] = caller = self._gate.admit(request)
         self._gate.charge(caller, "requests")
-        body = (await self._current()).bodies[media_type]
+        listing = await self._current()
+        body = listing.bodies[media_type]
+        left_ms = max(0, listing.made_at + self._kept_ms - self._clock.now_ms())
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         headers = {
             "etag": etag,
             # no-transform: the signature covers exactly these bytes.
-            "cache-control": f"public, max-age={self._kept_ms // 1000}, no-transform",
+            "cache-control": f"public, max-age={left_ms // 1000}, no-transform",
             **caller.headers,
             "x-request-id": caller.request_id,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from itertools import product
 
 from msgspec import Struct
 from typing_extensions import override
@@ -176,13 +177,19 @@ class LocalVenue(Venue):
         self._within_limits(direction, chain, amount, self._rates.rate())
 
     @override
-    async def amounts(self, direction: Direction, chain: Chain, client: Client) -> tuple[int, int]:
-        rate = self._rates.rate()
-        least, most = self._limits(direction, chain, rate)
-        room = await self._inventory.room(client, network_of(payout_asset(direction), chain))
-        if room is None:
-            return least, most
-        return least, min(most, payable_deposit(direction, room, rate))
+    async def amounts(self, client: Client) -> Mapping[tuple[Direction, Chain], tuple[int, int]]:
+        rate, found = self._rates.rate(), {}
+        for direction, chain in product(Direction, self.profile.chains.all()):
+            try:
+                network = network_of(payout_asset(direction), chain)
+                room = await self._inventory.room(client, network)
+            except Unavailable:
+                continue  # this one can pay nothing; health says why
+            least, most = self._limits(direction, chain, rate)
+            if room is not None:
+                most = min(most, payable_deposit(direction, room, rate))
+            found[direction, chain] = least, most
+        return found
 
     @override
     async def quote(self, request: QuoteRequest) -> VenueQuote:

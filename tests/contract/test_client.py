@@ -561,6 +561,16 @@ async def test_secret_is_never_sent_and_sessions_differ_by_service(
     assert swap.session_id not in sessions
 
 
+async def test_search_has_sessions_in_urls_unless_a_token_is_given(line: FaultyLine) -> None:
+    for token, is_in_url in ((None, True), (TOKEN, False)):
+        line.passed.clear()
+        async with client_of(line.url, secret=SECRET, token=token) as client:
+            swap = await client.new_swap(**WANTED)
+        targets = [each.target for each in line.passed]
+        assert any(swap.session_id in each for each in targets) == is_in_url
+        assert any("sessionId" in each for each in targets) == is_in_url
+
+
 async def test_restored_order_of_a_stranger_shows_its_destination(served: Served) -> None:
     async with client_of(served.url, secret=SECRET) as client, client_of(served.url) as stranger:
         seen = await client.new_swap(**WANTED)

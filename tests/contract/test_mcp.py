@@ -156,6 +156,18 @@ async def test_tools_list_takes_little_of_a_models_context(served: Served, versi
     assert len(listing) <= 16_000
 
 
+async def test_listing_says_how_a_session_is_made(served: Served) -> None:
+    """Few hosts let a model read the rules: it would copy a session from an example."""
+    said = {
+        name: tool["inputSchema"]["properties"]["sessionId"]["description"]
+        for name, tool in (await listed(served)).items()
+        if TOOLS[name].idempotent
+    }
+    assert list(said) == ["create_swap"]
+    for words in ("make", "random generator", "never one from an example", "the order's secret"):
+        assert words in said["create_swap"]
+
+
 async def test_description_has_two_sentences_and_names_its_rules(served: Served) -> None:
     for name, tool in (await listed(served)).items():
         text, rules = tool["description"].split(" Rules: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -45,10 +46,17 @@ def params_of(offer: dict[str, Any], amount: str) -> dict[str, Any]:
     return {**swap, "to": to}
 
 
-def beside(offer: dict[str, Any], field: str, step: int) -> str:
-    """An amount next to a limit, one atomic unit away."""
-    asset = deposit_asset(Direction(offer["direction"]))
-    return format_units(parse_amount(offer[field], asset).units + step, asset)
+def units_of(offer: dict[str, Any], field: str) -> int:
+    return parse_amount(offer[field], deposit_asset(Direction(offer["direction"]))).units
+
+
+def text_of(offer: dict[str, Any], units: int) -> str:
+    return format_units(units, deposit_asset(Direction(offer["direction"])))
+
+
+def next_rounded(units: int) -> int:
+    """The next amount with two significant digits."""
+    return int(units + 10 ** (len(str(units)) - 2))
 
 
 async def test_both_directions_of_every_chain_are_listed(served: Served) -> None:
@@ -78,12 +86,15 @@ async def test_xml_is_the_form_of_monitors_and_agrees_with_json(served: Served) 
 
 async def test_listed_amounts_are_taken_and_those_beyond_are_not(served: Served) -> None:
     for offer in await listed(served):
-        for field, step in (("minamount", -1), ("maxamount", 1)):
+        beyond = {
+            "minamount": units_of(offer, "minamount") - 1,
+            "maxamount": next_rounded(units_of(offer, "maxamount")),
+        }
+        for field, units in beyond.items():
             made = await served.post("/agent/swap/create", params_of(offer, offer[field]))
             assert made.status == 200, made.body
-            refused = await served.post(
-                "/agent/swap/create", params_of(offer, beside(offer, field, step))
-            )
+            params = params_of(offer, text_of(offer, units))
+            refused = await served.post("/agent/swap/create", params)
             assert refused.body["error"]["code"].startswith("amount_"), refused.body
 
 
@@ -141,28 +152,37 @@ async def test_listing_is_unavailable_without_a_rate(served: Served) -> None:
     await fault(served, fault="rates_down")
     for path in sorted(PATHS):
         answer = await served.client.get(path)
-        assert (answer.status, answer.headers["retry-after"]) == (503, "10")
-        assert (await answer.json())["error"]["code"] == "unavailable"
+        assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+        error = (await answer.json())["error"]
+        assert (error["code"], error["retryable"]) == ("unavailable", True)
+        assert "rate" in error["message"]
 
 
 async def test_sidecar_of_an_upstream_lists_nothing_and_says_why(tmp_path: Path) -> None:
     async with v1_api() as api, service(api.server.url, tmp_path / "sidecar") as served:
         answer = await served.client.get("/rates.json")
-        assert answer.status == 503
+        assert (answer.status, answer.headers["retry-after"]) == (503, "86400")
         assert "Ask for a quote" in (await answer.json())["error"]["message"]
 
 
 # --- for strangers ---------------------------------------------------------------------------
 
 
+def max_age(answer: Any) -> int:
+    (seconds,) = re.findall("max-age=([0-9]+),", answer.headers["cache-control"])
+    return int(seconds)
+
+
 async def test_listing_is_kept_as_long_as_a_rate_of_the_source(tmp_path: Path) -> None:
     async with serving(tmp_path, rates__every_seconds=30) as served:
         before = await listed(served)
         answer = await served.client.get("/rates.json")
-        assert "max-age=30" in answer.headers["cache-control"]
+        assert 25 < max_age(answer) <= 30
         await fault(served, fault="set_rate", rate="100")
+        await fault(served, fault="advance_clock", seconds=20)
         assert await listed(served) == before
-        await fault(served, fault="advance_clock", seconds=30)
+        assert 5 < max_age(await served.client.get("/rates.xml")) <= 10
+        await fault(served, fault="advance_clock", seconds=10)
         after = await listed(served)
         assert after[0]["maxamount"] != before[0]["maxamount"]
 
@@ -222,17 +242,46 @@ async def test_limits_are_what_a_strangers_order_may_reserve(
     }
     async with serving(tmp_path, rates__every_seconds=1, **flags) as served:
         offer = (await listed(served))[0]
-        assert (offer["direction"], offer["maxamount"]) == ("x2u", "1.212121212121")  # 200 USD
+        assert (offer["direction"], offer["maxamount"]) == ("x2u", "1.2")  # of 1.212 for 200 USD
         assert float(offer["amount"]) < 200
         refused = await served.post("/agent/swap/create", params_of(offer, "1.3"))
         assert refused.status == 400
         made = await served.post("/agent/swap/create", params_of(offer, offer["maxamount"]))
         assert made.status == 200
         await fault(served, fault="advance_clock", seconds=1)
-        # Others may reserve what the order has left of the share of all strangers: 100 USD.
+        # Others may reserve what the order has left of the share of all strangers: 102 USD.
         rest = (await listed(served))[0]
         assert rest["chain"] == offer["chain"]
-        assert 0.6 < float(rest["maxamount"]) < 0.62
+        assert rest["maxamount"] == "0.62"
+
+
+async def test_most_tells_two_digits_and_is_no_less_than_the_least(
+    tmp_path: Path, held: dict[str, int | None]
+) -> None:
+    flags: dict[str, Any] = {
+        "orders__unfunded_share": 60,
+        "orders__unfunded_address_total_share": 30,
+        "orders__unfunded_address_share": 20,
+    }
+    raised = 0
+    for units in (50_100_000, 1_234_567_890, 56_789_000_000):  # 20% of the first: 10.02 USD
+        held["USDC"] = units
+        async with serving(tmp_path / str(units), **flags) as served:
+            offers = [each for each in await listed(served) if each["direction"] == "x2u"]
+            assert offers
+            for offer in offers:
+                most, least = units_of(offer, "maxamount"), units_of(offer, "minamount")
+                assert most == least or not str(most)[2:].strip("0")
+                assert most >= least
+                raised += most == least
+                quoted = await served.post(
+                    "/agent/swap/quote",
+                    {name: offer[name] for name in ("direction", "chain")}
+                    | {"amount": offer["maxamount"]},
+                )
+                quote = quoted.body["data"]["quote"]
+                assert quote["expectedOutput"] == offer["amount"]
+    assert raised
 
 
 async def test_pairs_that_no_wallet_can_pay_are_left_out(

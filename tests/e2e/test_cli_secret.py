@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.cli.agent import operations
 from rpcsvc.cli.agent.secret_file import sessions_at
 from rpcsvc.cli.context import UsageError
+from rpcsvc.client.errors import refusal
 from tests.command_line import Done, clean_environ, run_here
 from tests.e2e.processes import SETTINGS, server
 from tests.sandbox import EVM
@@ -68,7 +70,10 @@ async def test_orders_are_restored_after_the_state_is_lost(cli: Cli, tmp_path: P
         assert len({session for _, session in made}) == 4
         assert await cli.restore() == made
         elsewhere = Cli(tmp_path / "elsewhere", cli.secret)
-        assert await elsewhere.restore("--url", up.url) == set()  # another address
+        none = await elsewhere.run("agent:swap:restore", "--url", up.url)  # another address
+        assert (none.returncode, json.loads(none.stdout)["data"]["orders"]) == (0, [])
+        assert f"No order of this secret at {up.url}." in none.stderr
+        assert "give --url" in none.stderr
         there = await elsewhere.create("--url", up.url)
         assert await elsewhere.restore("--url", up.url) == {there}
         assert await cli.restore(RPCSVC_SITE_URL=up.url) == {there}
@@ -85,6 +90,43 @@ async def test_retry_with_its_key_finds_the_same_order_and_session(
     assert await cli.restore() == {made}
 
 
+async def test_order_is_found_after_the_service_lost_its_store(cli: Cli, tmp_path: Path) -> None:
+    session = sessions_at(cli.secret, SITE, makes=True)
+    remembered = [session.take() for _ in range(20)][-1]
+    state = {"session_id": remembered, "order_id": "ord_01JEXAMPLE"}
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "data" / "cli-state.json").write_text(json.dumps(state))
+    made = await cli.create()
+    assert await cli.restore() == {made}
+
+
+async def test_remembered_session_costs_one_call(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    await cli.create()
+    asked: list[dict[str, Any]] = []
+    listed = operations._listed
+
+    def counted(context: Any, service: Any, params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return listed(context, service, params)
+
+    monkeypatch.setattr(operations, "_listed", counted)
+    _, session = await cli.create()
+    assert [each["limit"] for each in asked] == [1]
+    assert asked[0]["sessionId"] != session
+
+
+async def test_ticket_takes_no_secret_and_goes_with_its_orders_session(
+    cli: Cli,
+) -> None:
+    _, session = await cli.create()
+    refused = await cli.run("agent:support:create", "--message", "late")
+    assert refused.returncode == 2
+    assert "--secret-file" in refused.stderr
+    words = ["agent:support:create", "--message", "late"]
+    done = await asyncio.to_thread(run_here, words, cli.environ)
+    assert json.loads(done.stdout)["data"]["sessionId"] == session
+
+
 async def test_session_beside_a_secret_is_a_usage_error(cli: Cli) -> None:
     session = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
     for words in (["--session-id", session], ["--params", json.dumps({"sessionId": session})]):
@@ -92,6 +134,24 @@ async def test_session_beside_a_secret_is_a_usage_error(cli: Cli) -> None:
         assert done.returncode == 2
         assert "--secret-file or a session id" in done.stderr
     assert not cli.secret.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "operation"),
+    [(["agent:swap:create", *SWAP], "swap.create"), (["agent:swap:restore"], "swap.restore")],
+)
+async def test_refused_search_is_reported_as_the_command(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, words: list[str], operation: str
+) -> None:
+    def refuse(*_call: Any) -> dict[str, Any]:
+        error = {"code": "unavailable", "message": "down", "retryable": True}
+        raise refusal({"ok": False, "operation": "swap.list", "error": error}, None)
+
+    monkeypatch.setattr(operations, "_listed", refuse)
+    sessions_at(cli.secret, SITE, makes=True)
+    done = await cli.run(*words)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["ok"], answer["operation"]) == (1, False, operation)
 
 
 async def test_restore_makes_no_secret_and_says_which_file_to_give(cli: Cli) -> None:

@@ -46,7 +46,7 @@ class QuotingVenue:
         self.authorizations = authorization_funding(orders, cast("Any", None), 1_000)
         self._clock = orders.clock
 
-    async def amounts(self, direction: Direction, chain: Chain, client: Client) -> tuple[int, int]:
+    async def amounts(self, client: Client) -> Mapping[tuple[Direction, Chain], tuple[int, int]]:
         raise Unavailable("Ask for a quote.")
 
     async def quote(self, request: QuoteRequest) -> VenueQuote:

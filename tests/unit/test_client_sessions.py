@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 import uuid
 from collections.abc import Callable
@@ -63,7 +64,7 @@ class Service:
 def test_page_has_vectors_and_the_function_for_sessions() -> None:
     text = PAGE.read_text()
     rows = re.findall(r"^\| `(http\S+)` \| ([0-9]+) \| `(\S+)` \|$", text, re.MULTILINE)
-    assert len(rows) == 5
+    assert len(rows) == 6
     assert f"`{SECRET}`" in text
     code = next(
         each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "hmac" in each
@@ -95,6 +96,16 @@ def test_sessions_differ_by_secret_site_and_number(
 def test_session_is_the_same_for_an_address_in_another_form() -> None:
     key = read_secret(SECRET)
     assert session_of(key, "https://Swap.Example/", 3) == session_of(key, SITE, 3)
+    assert session_of(key, f"{SITE}:443/", 3) == session_of(key, SITE, 3)
+    assert session_of(key, f"{SITE}:443/base", 3) == session_of(key, f"{SITE}/base", 3)
+    assert session_of(key, "http://[::1]:80", 3) == session_of(key, "http://[::1]", 3)
+
+
+@pytest.mark.parametrize("site", [f"{SITE}:80", f"{SITE}:8443", f"{SITE}/:443", f"{SITE}:1443"])
+def test_session_keeps_a_port_that_is_not_the_default(site: str) -> None:
+    key = read_secret(SECRET)
+    digest = hmac.digest(key, f"rpcsvc session\n{site}\n3".encode(), "sha256")
+    assert session_of(key, site, 3) == str(uuid.UUID(bytes=digest[:16], version=4))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +189,19 @@ def test_search_finds_nothing_of_another_secret() -> None:
     assert service.found_by(new_secret()) == set()
 
 
-def test_remembered_session_spares_the_search() -> None:
+def test_client_forgets_sessions_that_the_service_lost() -> None:
+    service, client = Service(), Sessions(SECRET, SITE)
+    for _ in range(GAP + 5):
+        session = client.take()
+        service.order(session)
+        client.note_order(session)
+    service.orders.clear()
+    assert finished(client.search(service.ask)) == []
+    service.order(client.take())
+    assert len(service.found_by(SECRET)) == 1
+
+
+def test_remembered_session_is_recognised_without_a_search() -> None:
     client = Sessions(SECRET, SITE)
     key = read_secret(SECRET)
     assert client.note_order(session_of(key, SITE, 500), 1000)
@@ -194,6 +217,30 @@ def test_search_ends_at_a_service_that_lists_endlessly(monkeypatch: pytest.Monke
 
     with pytest.raises(Unreachable, match="50 pages"):
         finished(Sessions(SECRET, SITE).search(endless))
+
+
+def test_search_ends_at_a_service_that_lists_too_many_orders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_ORDERS", 1000)
+    pages = 0
+
+    async def many(_params: Json) -> Json:
+        nonlocal pages
+        pages += 1
+        return {"orders": [{"orderId": "ord_1"}] * 100, "nextAfter": "ord_1"}
+
+    with pytest.raises(Unreachable, match="more than 1000 orders"):
+        finished(Sessions(SECRET, SITE).search(many))
+    assert pages == 11
+
+
+def test_search_refuses_a_page_longer_than_it_asked_for() -> None:
+    async def long(params: Json) -> Json:
+        return {"orders": [{"orderId": "ord_1"}] * (params["limit"] + 1), "nextAfter": None}
+
+    with pytest.raises(Unreachable, match="101 orders a page"):
+        finished(Sessions(SECRET, SITE).search(long))
 
 
 @pytest.mark.parametrize(

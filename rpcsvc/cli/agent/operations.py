@@ -194,7 +194,8 @@ def run_operation(context: Context) -> int:
         session = _session(context, service, params, state.session_id)
         envelope = _send(context, service, command.operation, params, key, session)
     except Refused as refused:
-        envelope = refused.envelope
+        # A search for the session was refused as swap.list.
+        envelope = {**refused.envelope, "operation": command.operation}
     try:
         print_envelope(envelope, pretty=options.pretty)
     finally:
@@ -220,8 +221,14 @@ def restore(context: Context) -> int:
     try:
         found = finished(sessions.search(ask))
     except Refused as refused:
-        print_envelope(refused.envelope, pretty=context.options.pretty)
+        envelope = {**refused.envelope, "operation": _RESTORED}
+        print_envelope(envelope, pretty=context.options.pretty)
         return FAILED
+    if not found:
+        complain(
+            f"rpcsvc: No order of this secret at {sessions.issuer}. Orders made at another address"
+            " of the service are found by that address: give --url.\n"
+        )
     data = {"network": last["data"].get("network"), "sessionId": None, "sessionSource": "none"}
     restored = {"operation": _RESTORED, "nextActions": [], "data": {**data, "orders": found}}
     print_envelope({**last, **restored}, pretty=context.options.pretty)
@@ -233,18 +240,24 @@ def _session(
 ) -> str | None:
     """The session for a call that names none: the next one of the secret, else the remembered one.
 
-    A remembered session of the secret saves the search. Raises UsageError and Refused.
+    A remembered session of the secret saves the search, while the service has an order of it: after
+    its store was lost, a later one would be behind a gap. Raises UsageError and Refused.
     """
     if getattr(context.options, "secret_file", None) is None:
         return remembered
     if "sessionId" in params:
         raise UsageError("Give --secret-file or a session id: the secret gives the session.")
     sessions = _sessions(context, makes=True)
-    if remembered is None or not sessions.note_order(remembered, _MOST_SESSIONS):
 
-        async def ask(params: Json) -> Json:
-            return dict(_listed(context, service, params)["data"])
+    async def ask(params: Json) -> Json:
+        return dict(_listed(context, service, params)["data"])
 
+    is_noted = (
+        remembered is not None
+        and sessions.note_order(remembered, _MOST_SESSIONS)
+        and finished(ask({"sessionId": remembered, "limit": 1})).get("orders")
+    )
+    if not is_noted:
         finished(sessions.search(ask))
     return sessions.take()
 
@@ -496,7 +509,6 @@ def _add_call_options(parser: argparse.ArgumentParser, command: Command) -> None
         group.add_argument(
             "--idempotency-key", action=TextOption, metavar="KEY", help="makes a retry safe"
         )
-    if command.creates:
         _add_secret(group, "derive the session from the secret here; made if it is missing")
     _add_answer_options(group)
 

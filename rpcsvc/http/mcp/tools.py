@@ -103,11 +103,17 @@ def _arguments(site: Site, operation: Operation) -> Json:
     schema: Json = parts[request_name(operation)]
     if not operation.idempotent:
         return schema
-    properties = {**schema["properties"], IDEMPOTENCY_KEY: _KEY}
+    session = {**schema["properties"][SESSION_ID], "description": _OWN_SESSION}
+    properties = {**schema["properties"], SESSION_ID: session, IDEMPOTENCY_KEY: _KEY}
     required = [*schema.get("required", ()), SESSION_ID]
     return {**schema, "properties": properties, "required": required}
 
 
+# In the listing, because few hosts let a model read resources.
+_OWN_SESSION: Final = (
+    "A UUID of version 4 that you make for this order with a random generator, never one from an"
+    " example: with orderId it is the order's secret, so keep it."
+)
 _KEY: Json = {
     **IDEMPOTENCY_KEY_SCHEMA,
     "description": "Leave it out: terms, quoteDigest and sessionId are the key then. A value of its"

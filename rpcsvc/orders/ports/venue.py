@@ -268,10 +268,12 @@ class Venue(Protocol):
         """
         ...
 
-    async def amounts(self, direction: Direction, chain: Chain, client: Client) -> tuple[int, int]:
-        """The least and the most that a client can order on a chain now, in deposit units.
+    async def amounts(self, client: Client) -> Mapping[tuple[Direction, Chain], tuple[int, int]]:
+        """The least and the most that a client can order now, in deposit units, by direction and
+        chain. Left out are pairs whose wallet can't tell what it can pay; the most may be less than
+        the least.
 
-        Raises errors.Unavailable where they are not known for all amounts.
+        Raises errors.Unavailable without a rate, or where an upstream prices each amount by itself.
         """
         ...
 

@@ -42,6 +42,8 @@ log = structlog.get_logger(__name__)
 
 # How long a swap takes, where no quote of the upstream says.
 _USUAL_SECONDS: Final = 1_800
+# Amounts are known under other settings only, but a 503 has to name a time.
+_RETRY_AMOUNTS_SECONDS: Final = 86_400
 # A bridge order takes any deposit; its terms name one unit each way, the least that can be stored.
 _ANY_AMOUNT: Final = 1
 
@@ -86,8 +88,11 @@ class UpstreamVenue(Venue):
         await self._upstream.quote(UpstreamRequest(direction, chain, amount))
 
     @override
-    async def amounts(self, direction: Direction, chain: Chain, client: Client) -> tuple[int, int]:
-        raise Unavailable("The upstream prices each amount by itself. Ask for a quote.")
+    async def amounts(self, client: Client) -> Mapping[tuple[Direction, Chain], tuple[int, int]]:
+        raise Unavailable(
+            "The upstream prices each amount by itself. Ask for a quote of an amount instead.",
+            retry_after=_RETRY_AMOUNTS_SECONDS,
+        )
 
     @override
     async def quote(self, request: QuoteRequest) -> VenueQuote:
