@@ -24,6 +24,7 @@ from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import NETWORK, Chain
+from tests.unit.evm_payments import payment
 
 KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
 
@@ -103,6 +104,10 @@ async def test_network_is_looked_at_rarely_while_nothing_is_under_way(
     network.connection.problem = "the node of arbitrum is down"
     await network.maintain()
     assert len(rounds) == 1, "a node that failed is tried each time"
+    network.connection.problem = None
+    network.upkeep._await_again(payment("tr_1", 0))
+    await network.maintain()
+    assert len(rounds) == 2, "a settled payment is in no block"
 
 
 def test_network_is_down_while_its_own_node_is(

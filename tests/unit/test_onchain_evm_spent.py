@@ -190,6 +190,18 @@ async def test_what_an_older_release_recorded_is_no_proof() -> None:
     assert (await rig.judge()).verdict.outcome is Outcome.UNKNOWN
 
 
+async def test_nonce_said_to_be_spent_a_block_too_early_is_found() -> None:
+    """The node was about to add the block, or another one behind its name had it."""
+    rig = Rig(Node("0xother", 5_001, 5_000))
+    rig.node.spent_in, rig.node.bodies = 5_000, False
+    judged = await rig.judge()
+    assert judged.payment.conflict == BlockPoint(5_000, "0x5000")
+    rig.node.spent_in, rig.node.bodies, rig.node.top = 5_001, True, 5_002
+    judged = await rig.judge()
+    assert judged.payment.conflict == BlockPoint(5_001, "0x5001")
+    assert "0xother" in judged.verdict.reason
+
+
 @pytest.mark.parametrize("spent_in", [1, 2, 3, 1_000_000, 349_999_999, 350_000_000])
 async def test_the_block_is_found_in_few_questions_however_old_it_is(spent_in: int) -> None:
     node = Node("0xother", spent_in, 350_000_000)

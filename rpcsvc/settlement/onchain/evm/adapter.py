@@ -273,7 +273,8 @@ class EvmNetworkAdapter(ServedNetwork):
 
     async def _is_idle(self) -> bool:
         """Whether no order awaits a deposit, no payment is under way and the node is fine."""
-        if self.connection.problem is not None or await self._is_awaiting():
+        is_troubled = self.connection.problem is not None or self.upkeep.awaits_again
+        if is_troubled or await self._is_awaiting():
             return False
         try:
             return not await self.payments.under_way()

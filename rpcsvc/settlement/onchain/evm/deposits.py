@@ -112,7 +112,8 @@ class EvmDepositScanner:
     own is cleared by its next check, which does not know what was read before.
     ``complete_until``: when the last scan began (ms), if it has shown all deposits until then.
     ``scanned_height``: the newest block up to which all deposits are committed; None: not known.
-    ``is_quiet``: the last scan was complete, and no deposit waits for blocks or to be recorded.
+    ``is_quiet``: the last scan was complete, and no deposit waits for blocks, to come back after a
+    reorganisation, or to be recorded.
     """
 
     def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger, clock: Clock) -> None:
@@ -213,7 +214,7 @@ class EvmDepositScanner:
         if scanned.settled and has_all and self._connection.stall() is None:
             self.complete_until, self._is_unproven = began, False
             self.is_quiet = all(
-                state is not DepositState.SEEN and state is scanned.deposits[key].acknowledged
+                state is DepositState.CONFIRMED and state is scanned.deposits[key].acknowledged
                 for key, state in states.items()
             )
         return [

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
-from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmTransaction, Log, Receipt
 from rpcsvc.settlement.onchain.evm.records import (
@@ -54,11 +54,13 @@ class NonceSpender(Struct, frozen=True):
 
 
 class NotFound(Struct, frozen=True):
-    """The result of a search that found no spender, with ``at`` the newest block then; ``why`` is
-    for the operator.
+    """The result of a search that found no spender.
+
+    ``at``: the newest block then; ``by``: the newest that was searched; ``why``: for the operator.
     """
 
     at: int
+    by: int
     why: str
 
 
@@ -82,7 +84,7 @@ class SpentNonces:
         A node that can't answer about the past raises nothing: that is NotFound.
         """
         known = self._found.get(payment.payment_id)
-        if isinstance(known, NotFound) and abs(top.number - known.at) < self._retry_blocks():
+        if isinstance(known, NotFound) and self._still_holds(known, by, top):
             return known
         if isinstance(known, NonceSpender) and await self._connection.has(known.block):
             return known
@@ -95,6 +97,9 @@ class SpentNonces:
         again.
         """
         self._found.pop(payment_id, None)
+
+    def _still_holds(self, known: NotFound, by: BlockPoint, top: Block) -> bool:
+        return by.number <= known.by and abs(top.number - known.at) < self._retry_blocks()
 
     def _retry_blocks(self) -> int:
         return max(1, round(_RETRY_SECONDS / self._connection.network.block_seconds))
@@ -110,9 +115,11 @@ class SpentNonces:
         except RpcFailure as failure:
             # Not the node's health: it may have all that others need, and lack old states.
             log.info("evm_nonce_trace_failed", payment_id=payment.payment_id, reason=str(failure))
-            return NotFound(top.number, f"the node can't tell in which block ({failure})")
+            why = f"the node can't tell in which block ({failure})"
+            return NotFound(top.number, by.number, why)
         if found is None:
-            return NotFound(top.number, "the node shows no block with a transaction that did it")
+            why = "the node shows no block with a transaction that did it"
+            return NotFound(top.number, by.number, why)
         return found
 
     async def _in_body(self, payment: EvmPayment, number: int) -> NonceSpender | None:
@@ -254,16 +261,27 @@ class EvmPresence:
         spent = await self._connection.client.nonce(payment.sender, top.number) > payment.nonce
         if not spent:
             return _judged(payment, Outcome.ABSENT, "")
-        known = payment.conflict
-        since = BlockPoint(top.number, top.hash)
-        if known is not None and await self._connection.has(known):
-            since = known
+        since = await self._conflict(payment) or BlockPoint(top.number, top.hash)
         # Looked for after the nonce was read: it may have been mined between two questions.
         with self._connection.client.rpc.together():
             receipt = await self._receipt(payment)
         if receipt is not None:
             return await self._mined(payment, receipt, top)
         return await self._spent_nonce(payment, since, top)
+
+    async def _conflict(self, payment: EvmPayment) -> BlockPoint | None:
+        """Return the recorded block by which the nonce was spent, if it still is.
+
+        A node that lagged, or was about to add the next block, may have said so of one too early.
+        """
+        known = payment.conflict
+        if known is None or not await self._connection.has(known):
+            return None
+        try:
+            nonce = await self._connection.client.nonce(payment.sender, known.number)
+        except NodeError:
+            return known  # the node has no states that old
+        return known if nonce > payment.nonce else None
 
     async def _spent_nonce(self, payment: EvmPayment, since: BlockPoint, top: Block) -> Judgement:
         """Judge a payment without a receipt whose nonce is spent, at ``since`` already.

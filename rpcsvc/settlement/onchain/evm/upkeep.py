@@ -85,6 +85,11 @@ class EvmUpkeep:
         # Settled payments that a reorganisation took and that are in no block since.
         self._unsettled: set[str] = set()
 
+    @property
+    def awaits_again(self) -> bool:
+        """Whether a settled payment that a reorganisation took is in no block since."""
+        return bool(self._unsettled)
+
     async def maintain(self, top: Block) -> None:
         """Finish, publish again and replace payments where needed; ``top``: the newest block.
 
