@@ -432,9 +432,11 @@ async def test_head_gives_the_headers_of_get_without_a_body(site: Served, path: 
     ours, theirs = (
         {name.lower(): value for name, value in answer.headers.items()} for answer in (head, plain)
     )
-    for name in moving:
-        ours.pop(name, None)
-        theirs.pop(name, None)
+    for headers in (ours, theirs):
+        for name in moving:
+            headers.pop(name, None)
+        if path in (links.RATES_XML, links.RATES_JSON):  # the time left of the listing
+            headers["cache-control"] = re.sub(r"=\d+", "=", headers["cache-control"])
     assert ours == theirs
     assert int(ours["content-length"]) == len(await plain.read())
 

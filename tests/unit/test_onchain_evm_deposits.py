@@ -159,8 +159,12 @@ async def test_lost_deposit_is_shown_once_and_again_when_it_returns(
     assert await reader.poll() == {key("a"): REMOVED}
     assert await reader.scanner.confirmations(key("a")) == 0
     assert await reader.poll() == {}
-    assert not reader.scanner.is_quiet, "it may come back"
     reader.chain.mine(count=100)
+    assert await reader.poll() == {}
+    assert not reader.scanner.is_quiet, "it may come back"
+    reader.clock.now += 60_000
+    assert await reader.poll() == {}
+    assert reader.scanner.is_quiet
     assert await reader.poll() == {}
     reader.chain.mine(again)
     assert await reader.poll() == {key("a"): SEEN}

@@ -35,6 +35,8 @@ _RANGES_PER_PASS: Final = 8
 # To read one takes some 20 microseconds, and nothing else is done meanwhile.
 _MANY_EVENTS: Final = 4000
 _NOBODY: Final = "0x" + "0" * 40
+# A deposit that a reorganisation took is mostly back in one of the next blocks.
+_RETURN_MS: Final = 60_000
 
 
 class ScanPass(Struct):
@@ -112,8 +114,8 @@ class EvmDepositScanner:
     own is cleared by its next check, which does not know what was read before.
     ``complete_until``: when the last scan began (ms), if it has shown all deposits until then.
     ``scanned_height``: the newest block up to which all deposits are committed; None: not known.
-    ``is_quiet``: the last scan was complete, and no deposit waits for blocks, to come back after a
-    reorganisation, or to be recorded.
+    ``is_quiet``: the last scan was complete, no deposit waits for blocks or to be recorded, and a
+    reorganisation took none lately.
     """
 
     def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger, clock: Clock) -> None:
@@ -136,6 +138,7 @@ class EvmDepositScanner:
         self.scanned_height: int | None = None
         self.is_quiet = False
         self._is_unproven = False
+        self._removed_at: int | None = None
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last. Raises errors.Unavailable.
@@ -213,15 +216,21 @@ class EvmDepositScanner:
         has_all = scanned.reached.number >= head.number
         if scanned.settled and has_all and self._connection.stall() is None:
             self.complete_until, self._is_unproven = began, False
-            self.is_quiet = all(
-                state is DepositState.CONFIRMED and state is scanned.deposits[key].acknowledged
-                for key, state in states.items()
-            )
+            self.is_quiet = self._is_calm(scanned, states)
         return [
             _sighting(item, states[key])
             for key, item in sorted(scanned.deposits.items())
             if states[key] is not item.acknowledged and key.txid not in scanned.missing
         ]
+
+    def _is_calm(self, scanned: ScanPass, states: Mapping[DepositKey, DepositState]) -> bool:
+        if DepositState.REMOVED in states.values():
+            self._removed_at = scanned.now_ms
+        since = self._removed_at
+        return (since is None or abs(scanned.now_ms - since) >= _RETURN_MS) and all(
+            state is DepositState.CONFIRMED and state is scanned.deposits[key].acknowledged
+            for key, state in states.items()
+        )
 
     # --- events --------------------------------------------------------------------------------
 
