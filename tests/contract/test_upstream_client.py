@@ -71,7 +71,7 @@ class World:
         self.calls = Budget(20, now=self.time.now_ms, sleep=self.time.sleep_ms)
         self.creations = Budget(5, now=self.time.now_ms, sleep=self.time.sleep_ms)
         self.options = ClientOptions(
-            server.url, API_KEY, plain_http=False, connect_ms=250, read_ms=350, create_ms=350
+            server.url, API_KEY, plain_http=False, connect_ms=1000, read_ms=1000, create_ms=1000
         )
         self.random = 0.5
 
