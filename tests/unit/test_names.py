@@ -14,13 +14,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 LONGEST = 60
+FOREIGN = frozenset({"generated", "node_modules", "site-packages"})
 LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 
 
 def modules(folder: str) -> Iterator[Path]:
     """Every module below a folder, but what other targets have written there."""
     for path in sorted((ROOT / folder).rglob("*.py")):
-        if "generated" not in path.parts and "node_modules" not in path.parts:
+        if FOREIGN.isdisjoint(path.parts):
             yield path
 
 
