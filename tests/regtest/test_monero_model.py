@@ -245,6 +245,13 @@ async def play(stage: Stage) -> list[tuple[str, Any]]:
     return script.said
 
 
+async def unlocked(stage: Stage) -> None:
+    """Mine until change can be spent, and have the wallet know and keep it."""
+    await stage.mine(SPENDABLE_AGE)
+    await stage.wallet.refresh()
+    await stage.wallet.store()
+
+
 async def deposits(script: Script, stage: Stage) -> None:
     """Money comes to two addresses by one transaction and another: pooled, mined, unlocked."""
     made = await stage.wallet.create_addresses(2)
@@ -307,9 +314,7 @@ async def double_spends(script: Script, stage: Stage) -> None:
     await stage.wallet.refresh()
     listed = await stage.wallet.transfer(first.txid)
     script.note("of another wallet file", [(item.kind.value, item.amount) for item in listed])
-    await stage.mine(SPENDABLE_AGE)
-    await stage.wallet.refresh()
-    await stage.wallet.store()
+    await unlocked(stage)
 
 
 async def forgetting(script: Script, stage: Stage) -> None:
@@ -323,9 +328,7 @@ async def forgetting(script: Script, stage: Stage) -> None:
     await script.look_at("forgotten", made)
     await stage.mine()
     await script.look_at("mined", made)
-    await stage.mine(SPENDABLE_AGE)
-    await stage.wallet.refresh()
-    await stage.wallet.store()
+    await unlocked(stage)
 
 
 async def popped_blocks(script: Script, stage: Stage) -> None:
@@ -338,9 +341,7 @@ async def popped_blocks(script: Script, stage: Stage) -> None:
     await script.look_at("popped", made)
     await stage.mine(2)
     await script.look_at("mined again", made)
-    await stage.mine(SPENDABLE_AGE)
-    await stage.wallet.refresh()
-    await stage.wallet.store()
+    await unlocked(stage)
 
 
 async def lost_payment(script: Script, stage: Stage) -> None:
@@ -355,8 +356,7 @@ async def lost_payment(script: Script, stage: Stage) -> None:
     await script.submit("flushed", made.raw)
     await stage.mine()
     await script.look_at("mined after all", made)
-    await stage.mine(SPENDABLE_AGE)
-    await stage.wallet.refresh()
+    await unlocked(stage)
 
 
 async def refusals(script: Script, stage: Stage) -> None:

@@ -68,7 +68,7 @@ def rules_text(site: Site, operation: Operation, tool: Tool) -> str:
 def described(site: Site, operation: Operation, tool: Tool, app_meta: Json) -> Json:
     """An entry of tools/list; ``app_meta`` links the app of those that have one.
 
-    Without the schema of its results, which is six times as long as all else.
+    The schema of its results is left out: it is six times as long as the rest.
     """
     return {
         **({"_meta": app_meta} if tool.has_app else {}),
