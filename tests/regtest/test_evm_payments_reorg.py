@@ -375,6 +375,10 @@ async def test_failed_payment_is_never_republished_after_a_reorg(
     await payer.follow()
     assert await payer.token.client.transaction(transfer.txid or "") is None
     assert (await payer.payment(transfer)).state is EvmPaymentState.FAILED
+    assert "later payments wait for nonce 0" in (await payer.payments.conditions())[0].text
+    await mined(payer.token.client, await spend_nonce(payer, 0))
+    await payer.follow()
+    assert not await payer.payments.conditions()
 
 
 async def test_a_payout_whose_nonce_is_lost_holds_up_no_other(payer: EvmPayer) -> None:

@@ -781,6 +781,24 @@ async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: EvmPay
     assert not (await all_left(own) or own.sweeps.conditions() or await own.payments.conditions())
 
 
+async def test_failed_sweep_whose_block_is_gone_spends_its_nonce_again(own: EvmPayer) -> None:
+    """Payments signed after it wait for that nonce, and no pool has its bytes."""
+    sweep = await deposit_and_sweep_gone(own)
+    before = await own.controls.snapshot()
+    await refused_again(own, sweep)
+    await settle_all(own)
+    await own.controls.revert(before)
+    await own.controls.mine(4 * own.network.failed_after)
+    nonce = await own.token.client.nonce(HOT, Tag.LATEST)
+    await refused_again(own, sweep)
+    assert await own.token.client.nonce(HOT, Tag.LATEST) == nonce + 1
+    await settle_all(own)
+    payment = await own.ledger.payment(sweep.payment_id or "")
+    assert payment is not None
+    assert payment.state is EvmPaymentState.FAILED
+    assert not (own.sweeps.conditions() or await own.payments.conditions())
+
+
 async def test_a_failed_sweep_that_is_mined_after_all_counts(own: EvmPayer) -> None:
     """The block of its failure is replaced, too, and a block producer still has its bytes."""
     sweep = await deposit_and_sweep_gone(own)

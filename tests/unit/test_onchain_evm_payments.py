@@ -281,9 +281,9 @@ async def test_settled_payments_are_found_by_block_or_without_one(
         where = None if number is None else mined(made, number)
         over = replace(published(made), state=EvmPaymentState.SETTLED, inclusion=where)
         await ledger.put_payment(over)
-    assert [item.nonce for item in await ledger.settled_above(NET, 5)] == [1, 2]
-    assert [item.nonce for item in await ledger.settled_above(NET, 4)] == [0, 1, 2]
-    assert await ledger.settled_above("base", 0) == []
+    assert [item.nonce for item in await ledger.ended_above(NET, 5)] == [1, 2]
+    assert [item.nonce for item in await ledger.ended_above(NET, 4)] == [0, 1, 2]
+    assert await ledger.ended_above("base", 0) == []
 
 
 async def test_payments_are_listed_by_nonce(ledger: EvmPaymentLedger) -> None:

@@ -1052,7 +1052,8 @@ BEGIN SELECT RAISE(ABORT, 'a prepared payment keeps what it is'); END;
 CREATE TRIGGER evm_payments_are_never_deleted BEFORE DELETE ON evm_payments
 BEGIN SELECT RAISE(ABORT, 'a prepared payment stays'); END;
 
--- The signed transactions of a payment, by rising fees. They have its nonce, call and recipient.
+-- The signed transactions of a payment, by rising fees. They have its nonce, call and recipient. A
+-- failed sweep gets more when a reorganisation has freed its nonce: it has to be spent again.
 CREATE TABLE evm_attempts (
     payment_id TEXT    NOT NULL REFERENCES evm_payments (payment_id)
         DEFERRABLE INITIALLY DEFERRED,
@@ -1069,8 +1070,9 @@ CREATE TRIGGER evm_attempts_go_on_from_the_last BEFORE INSERT ON evm_attempts
 WHEN NEW.number > 1 AND NOT EXISTS (
     SELECT 1 FROM evm_attempts a JOIN evm_payments p ON p.payment_id = a.payment_id
     WHERE a.payment_id = NEW.payment_id AND a.number = NEW.number - 1
-        AND a.max_fee < NEW.max_fee AND a.tip < NEW.tip AND p.state <> 'failed')
-BEGIN SELECT RAISE(ABORT, 'an attempt raises the fees of a payment that has not failed'); END;
+        AND a.max_fee < NEW.max_fee AND a.tip < NEW.tip
+        AND (p.state <> 'failed' OR p.purpose = 'sweep'))
+BEGIN SELECT RAISE(ABORT, 'an attempt raises the fees of a payment that may be published'); END;
 
 CREATE TRIGGER evm_attempts_never_change BEFORE UPDATE ON evm_attempts
 BEGIN SELECT RAISE(ABORT, 'what is signed never changes'); END;

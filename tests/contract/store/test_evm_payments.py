@@ -87,8 +87,8 @@ async def test_a_payment_is_read_as_it_was_written(ledger: EvmPaymentLedger) -> 
     ]
     settled = mined(raised)
     await ledger.put_payment(settled)
-    assert await ledger.settled_above(NET, 8) == [settled]
-    assert await ledger.settled_above(NET, 9) == []
+    assert await ledger.ended_above(NET, 8) == [settled]
+    assert await ledger.ended_above(NET, 9) == []
 
 
 async def test_a_nonce_is_used_once_and_fees_only_rise(ledger: EvmPaymentLedger) -> None:
@@ -114,6 +114,20 @@ async def test_failed_payment_gets_no_attempt(ledger: EvmPaymentLedger) -> None:
     await ledger.put_payment(failed)
     with pytest.raises(StoreConflict, match="raises the fees"):
         await ledger.add_attempt(failed, RAISED)
+
+
+async def test_failed_sweep_is_raised_to_spend_its_nonce_again(ledger: EvmPaymentLedger) -> None:
+    signed = payment("sweep-1", purpose=EvmPurpose.SWEEP)
+    failed = replace(mined(signed), state=EvmPaymentState.FAILED)
+    await ledger.add_payment(signed, SWEEP)
+    await ledger.put_payment(failed)
+    gone = replace(failed, inclusion=None)
+    await ledger.put_payment(gone)
+    await ledger.add_attempt(gone, RAISED)
+    assert await ledger.ended_above(NET, 9) == [replace(gone, attempts=(*gone.attempts, RAISED))]
+    displaced = replace(gone, conflict=BlockPoint(9, digest("c")))
+    await ledger.put_payment(displaced)
+    assert await ledger.ended_above(NET, 9) == []
 
 
 async def test_a_sweep_takes_what_an_address_holds(ledger: EvmPaymentLedger) -> None:

@@ -207,13 +207,16 @@ class EvmPaymentLedger:
         where = "WHERE network = :network AND state IN :states ORDER BY nonce, seq"
         return await self._payments(where, network=network, states=states)
 
-    async def settled_above(self, network: str, number: int) -> list[EvmPayment]:
-        """Return settled payments in blocks above a number or in no block, except those closed by
-        hand.
+    async def ended_above(self, network: str, number: int) -> list[EvmPayment]:
+        """Return settled and failed payments in blocks above a number or in no block, except those
+        closed by hand, lowest nonce first.
+
+        A failed payment that another transaction displaced counts in the block of that one.
         """
         where = (
-            "WHERE network = :network AND state = 'settled'"
-            " AND (block_number > :number OR block_number IS NULL)"
+            "WHERE network = :network AND state IN ('settled', 'failed')"
+            " AND (block_number > :number OR block_number IS NULL AND (state = 'settled'"
+            "  OR conflict_number IS NULL OR conflict_number > :number))"
             " AND payment_id NOT IN (SELECT transfer_id FROM closed_by_hand) ORDER BY nonce"
         )
         return await self._payments(where, network=network, number=number)

@@ -543,11 +543,14 @@ class EvmPayments(Payments):
         ``top``: the newest block, if that is known.
         """
         judged = await self._presence.judge(payment, top)
-        if judged.payment == payment or payment.state.is_over:
+        after = judged.payment
+        if payment.state is EvmPaymentState.FAILED:
+            after = replace(after, state=EvmPaymentState.FAILED)  # wherever it is mined by now
+        if after == payment:
             return judged.verdict
         async with self._recording:
             if await self._ledger.payment(payment.payment_id) == payment:
-                await self._ledger.put_payment(judged.payment)
+                await self._ledger.put_payment(after)
                 return judged.verdict
         # Something else was found out, and recorded, while the node was asked.
         if judged.verdict.outcome is Outcome.FAILED:

@@ -96,8 +96,8 @@ class EvmPaymentState(StrEnum):
     """The progress of a payment.
 
     PREPARED: signed and committed, never handed to a node. PUBLISHED: a node may have it. SETTLED
-    and FAILED: mined deep enough, or never to be; the nonce of a failed one is spent. A SETTLED
-    payment that is no order's may become FAILED by a deep reorganisation.
+    and FAILED: mined deep enough, or never to be; the nonce of a failed one is spent, unless a deep
+    reorganisation took its block. That may also make a SETTLED payment that is no order's FAILED.
     """
 
     PREPARED = "prepared"
@@ -107,7 +107,7 @@ class EvmPaymentState(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether its bytes must not be published."""
+        """Whether its bytes must not be published, except a sweep's to spend its nonce again."""
         return self is EvmPaymentState.FAILED
 
 

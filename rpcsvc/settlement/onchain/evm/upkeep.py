@@ -2,7 +2,8 @@
 
 A stuck payment is replaced at the same nonce with higher fees; the replacement is committed before
 it is published. A settled payment that a reorganisation took away goes out again with its bytes,
-and is replaced once these have waited too long.
+and is replaced once these have waited too long. So does a sweep that had failed: the nonces after
+its own wait for it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from rpcsvc.settlement.onchain.evm.node import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments, NodeReply
-from rpcsvc.settlement.onchain.evm.records import BlockPoint, EvmPayment, EvmPaymentState
+from rpcsvc.settlement.onchain.evm.records import (
+    BlockPoint,
+    EvmPayment,
+    EvmPaymentState,
+    EvmPurpose,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +77,7 @@ class EvmUpkeep:
         self._conditions = payments.board
         self._ledger = ledger
         self._clock = clock
-        # The newest block up to which settled payments were found in their blocks.
+        # The newest block up to which ended payments were found in their blocks.
         self._compared: BlockPoint | None = None
         # The time when a payment's latest attempt was handed over, and the payments that the
         # operator was shown; both by the payment's id.
@@ -79,16 +85,16 @@ class EvmUpkeep:
         self._reported: set[str] = set()
         # Payments that were mined without the token's event of a transfer.
         self._without_event: set[str] = set()
-        # Lost payments that the node does not take: published ones, and those that were settled.
+        # Lost payments that the node does not take: published ones, and those that had ended.
         self._lost = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
-        self._lost_settled = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
-        # Settled payments that a reorganisation took and that are in no block since.
-        self._unsettled: set[str] = set()
+        self._lost_ended = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        # Payments that had ended, and that are in no block since a reorganisation.
+        self._gone: set[str] = set()
 
     @property
     def awaits_again(self) -> bool:
-        """Whether a settled payment that a reorganisation took is in no block since."""
-        return bool(self._unsettled)
+        """Whether a payment that had ended is in no block since a reorganisation."""
+        return bool(self._gone)
 
     async def maintain(self, top: Block) -> None:
         """Finish, publish again and replace payments where needed; ``top``: the newest block.
@@ -98,7 +104,7 @@ class EvmUpkeep:
         async with self._payments.writer:
             await self._payments.finish_earlier()
         published = await self._payments.own(EvmPaymentState.PUBLISHED)
-        self._forget_all_but({payment.payment_id for payment in published} | self._unsettled)
+        self._forget_all_but({payment.payment_id for payment in published} | self._gone)
         refusals = _Refusals()
         for payment in published:
             # One at a time: a payout does not wait for all of them.
@@ -107,7 +113,7 @@ class EvmUpkeep:
                     await self._follow(payment.payment_id, top)
         with refusals.kept():
             async with self._payments.writer:
-                await self._watch_settled(top)
+                await self._watch_ended(top)
         refusals.raise_first()
 
     # --- published -----------------------------------------------------------------------------
@@ -150,11 +156,11 @@ class EvmUpkeep:
     async def _hurry(self, payment: EvmPayment, verdict: Verdict, was_lost: bool) -> None:
         """Replace a payment that has waited too long to be mined, or hand it over again.
 
-        A settled one whose nonce is spent was mined again, in vain so far: it waits to be deep.
+        One that had ended, and whose nonce is spent, was mined again: it waits to be deep.
         """
         if not self._is_late(payment):
             return
-        if payment.state is EvmPaymentState.SETTLED and await self._has_spent_nonce(payment):
+        if payment.state is not EvmPaymentState.PUBLISHED and await self._has_spent_nonce(payment):
             return
         if await self._needs_more(payment, verdict, was_lost):
             await self._bump(payment)
@@ -256,15 +262,15 @@ class EvmUpkeep:
         self._conditions.set(_key(payment_id), None)
         self._reported.discard(payment_id)
 
-    # --- settled -------------------------------------------------------------------------------
+    # --- ended ---------------------------------------------------------------------------------
 
-    async def _watch_settled(self, top: Block) -> None:
+    async def _watch_ended(self, top: Block) -> None:
         """Publish payments again, with their bytes, that a deep reorganisation took off the chain.
 
         One that is not mined for long is replaced as any other: the nonces after it wait for its
         own, and the fees of its time may be too low by now. A sweep goes out again at once, though
         the token refuses it while its deposit is away. Then it has failed, and took nothing but
-        gas.
+        gas. A failed payment of an order never goes out again: the order has been told.
 
         Blocks below one that is still there are still there: only younger ones are compared. A node
         that lags proves nothing about the blocks that it lacks. Only for the holder of the
@@ -274,7 +280,7 @@ class EvmUpkeep:
         if self._compared is not None and await self._is_below(top, self._compared):
             above = max(above, self._compared.number)
         refusals = _Refusals()
-        for payment in await self._ledger.settled_above(self._network.name, above):
+        for payment in await self._ledger.ended_above(self._network.name, above):
             if payment.inclusion is None or payment.inclusion.block.number <= top.number:
                 with refusals.kept():
                     await self._compare(payment, top)
@@ -290,14 +296,18 @@ class EvmUpkeep:
             self._note_back(payment)
             return
         verdict = await self._payments.verdict(payment, top)
-        if verdict.outcome is Outcome.FAILED:
+        if verdict.outcome is Outcome.FAILED and payment.state is EvmPaymentState.SETTLED:
             log.warning("evm_settled_payment_failed", payment_id=payment.payment_id,
                         reason=verdict.reason)  # fmt: skip
         payment = await self._payments.payment(payment.payment_id)
         is_unmined = payment.inclusion is None and payment.conflict is None
         if verdict.outcome in (Outcome.SETTLED, Outcome.FAILED) or not is_unmined:
             self._note_back(payment)
-        if verdict.outcome is Outcome.PENDING and is_unmined:
+        if payment.state is EvmPaymentState.FAILED and not is_unmined:
+            return
+        if payment.state is EvmPaymentState.FAILED and not _is_sweep(payment):
+            self._report_free_nonce(payment)
+        elif verdict.outcome is Outcome.PENDING and is_unmined:
             self._await_again(payment)
             self._note_taken(payment)
             await self._hurry(payment, verdict, was_lost=False)
@@ -309,45 +319,61 @@ class EvmUpkeep:
             await self._publish_again(payment, verdict)
 
     def _note_back(self, payment: EvmPayment) -> None:
-        """Drop the notes on a settled payment that is in a block, or has failed."""
+        """Drop the notes on a payment that has ended and is in a block, or has failed now."""
         self._note_taken(payment)
-        self._unsettled.discard(payment.payment_id)
+        self._gone.discard(payment.payment_id)
         self._forget(payment.payment_id)
 
     def _note_taken(self, payment: EvmPayment) -> None:
-        """Drop the note that a settled payment is neither in a block nor in the pool."""
-        key = _settled_key(payment.payment_id)
-        self._lost_settled.forget(key)
+        """Drop the note that a payment that had ended is neither in a block nor in the pool."""
+        key = _ended_key(payment.payment_id)
+        self._lost_ended.forget(key)
         self._conditions.set(key, None)
 
     def _await_again(self, payment: EvmPayment) -> None:
-        """Count the time from now on in which a settled payment waits to be mined again."""
-        self._unsettled.add(payment.payment_id)
+        """Count the time from now on in which a payment that had ended waits to be mined again."""
+        self._gone.add(payment.payment_id)
         self._offered.setdefault(payment.payment_id, self._clock.now_ms())
 
     async def _publish_again(self, payment: EvmPayment, verdict: Verdict) -> bool:
-        """Report a settled payment that is gone; return whether it was due and handed over."""
-        key = _settled_key(payment.payment_id)
+        """Report a payment that had ended and is gone; return whether it was handed over now."""
+        key = _ended_key(payment.payment_id)
         self._conditions.set(
             key,
-            f"payment {payment.payment_id} was settled and a reorganisation of"
+            f"payment {payment.payment_id} was {payment.state} and a reorganisation of"
             f" {self._network.name} took it away; it is published again ({verdict.reason});"
             f" if it stays away: rpcsvc payouts close {payment.payment_id} --note TEXT",
         )
-        if not self._lost_settled.is_due(key):
+        if not self._lost_ended.is_due(key):
             return False
         reply = await self._payments.hand_over(payment)
         if not reply.is_taken:
-            self._lost_settled.note(key)
+            self._lost_ended.note(key)
         return True
 
+    def _report_free_nonce(self, payment: EvmPayment) -> None:
+        """Report a failed payment of an order whose nonce a reorganisation has freed.
 
-def _settled_key(payment_id: str) -> str:
-    return f"settled-{payment_id}"
+        Its bytes could pay after the order was told that they did not: only others may fill it.
+        """
+        self._conditions.set(
+            _ended_key(payment.payment_id),
+            f"payment {payment.payment_id} was failed and a reorganisation of {self._network.name}"
+            f" took its block: later payments wait for nonce {payment.nonce}; unless it is mined"
+            " again, send no ether from the hot wallet to itself with that nonce",
+        )
+
+
+def _ended_key(payment_id: str) -> str:
+    return f"ended-{payment_id}"
 
 
 def _key(payment_id: str) -> str:
     return f"bump-{payment_id}"
+
+
+def _is_sweep(payment: EvmPayment) -> bool:
+    return payment.order.purpose is EvmPurpose.SWEEP
 
 
 def _has_no_event(payment: EvmPayment) -> bool:
