@@ -53,7 +53,7 @@ test: export PYTHONDONTWRITEBYTECODE =
 # Folders of tests are in memory where it has room: files would cost a fourth of the CPU.
 test: export PYTEST_DEBUG_TEMPROOT = $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 1000000 {print "/dev/shm"}')
 test: install ## the quick tests
-	$(BIN)/python -m pytest -m 'not slow' --ignore tests/regtest --ignore tests/browser --ignore tests/container -n 5 --dist loadfile --no-loadscope-reorder -rs
+	$(BIN)/python -m pytest -m 'not slow' --ignore tests/regtest --ignore tests/browser --ignore tests/container --ignore tests/e2e/test_cluster.py -n 3 --dist loadfile --no-loadscope-reorder -rs
 
 # They wait for restarts for a third of their time: more of them run than there are cores.
 crash: install ## the long tests: kill -9 at every step, under load and at random

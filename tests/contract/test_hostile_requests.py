@@ -160,6 +160,7 @@ async def longest_turn(served: Served, requests: list[bytes], kept: int) -> tupl
     return max(after - before for before, after in pairwise(turns)), statuses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kept"),
     [

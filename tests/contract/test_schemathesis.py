@@ -87,6 +87,7 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
     return process.returncode or 0, output.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("examples", "selection"),
     [
@@ -95,7 +96,6 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
             80,
             ("--exclude-path", FAULT, "--exclude-path-regex", f"^{BFF_ROOT}", "--phases", PHASES),
             id="all but faults",
-            marks=pytest.mark.slow,
         ),
         # No links lead to these, so there are no sequences of calls to try.
         pytest.param(80, ("--include-path", FAULT, "--phases", PHASES_OF_ONE), id="faults"),
@@ -103,7 +103,6 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
             60,
             ("--include-path-regex", f"^{BFF_ROOT}", "--phases", PHASES_OF_ONE),
             id="bff",
-            marks=pytest.mark.slow,
         ),
     ],
 )
