@@ -43,6 +43,10 @@ CoinPrices = Annotated[tuple[str, ...], pairs(_DECIMAL, "ETH=2500")]
 Targets = Annotated[tuple[str, ...], pairs(decimal_pattern(10, 12), "monero=250")]
 WithdrawTo = Annotated[tuple[str, ...], pairs(r"[0-9A-Za-z]{1,128}", "monero=4...", repeats=True)]
 Places = Annotated[tuple[Path, ...], BeforeValidator(folders)]
+Depths = Annotated[
+    tuple[str, ...],
+    pairs(r"[0-9.]{1,20}=[0-9a-z]{1,12}", "arbitrum=0=1, arbitrum=500=20", repeats=True),
+]
 Thresholds = Annotated[tuple[str, ...], BeforeValidator(words)]
 
 
@@ -51,7 +55,8 @@ class OnchainSettings(Group):
 
     ``nodes``: chain=URL for each chain that is served. ``key_file`` holds the mnemonic of the
     hot wallet and all deposit addresses. ``gas_prices``: coin=USD, of the coins that gas is paid
-    in. ``finalized``: the chains whose deposits count once the node calls their block finalized.
+    in. ``usdc_confirmations``: chain=amount=confirmations, or a tag, in place of those in the table
+    of chains.
     ``authorization_gas_usd``: what gas for signed USDC payments (x402) may cost in 24 hours, that
     of orders that bear it left out.
     ``xmr_confirmations``: amount=confirmations, from 0 up. ``*_addresses``: so many deposit
@@ -70,7 +75,7 @@ class OnchainSettings(Group):
     wallet_file: Annotated[str, line(0, 200)] = ""
     wallet_file_password: Secret = None
     nodes: Nodes = ()
-    finalized: Words = ()
+    usdc_confirmations: Depths = ()
     key_file: Annotated[FilePath | None, BLANK_IS_NONE] = None
     gas_prices: CoinPrices = ("ETH=5000", "POL=2", "AVAX=100")
     highest_gas_usd: Annotated[int, integer_in(1, 10_000)] = 20

@@ -218,8 +218,8 @@ MUTANTS: Final = (
     Mutant(
         "usdc-confirmed-at-once",
         "a deposit counts before it has the confirmations",
-        "        return self._height - number + 1 >= self._network.confirmations",
-        "        return self._height - number + 1 >= 1",
+        "    return height - number + 1 >= depth",
+        "    return height - number + 1 >= 1",
     ),
     Mutant(
         "usdc-gone-at-once",

@@ -424,6 +424,10 @@ class OnchainEngine(Wallets):
     def required_confirmations(self, network: str, units: int) -> int:
         return self._of(network).required_confirmations(units)
 
+    @override
+    async def is_final(self, key: DepositKey) -> bool:
+        return await self._of(key.network).is_final(key)
+
     # --- transfers -----------------------------------------------------------------------------
 
     @override
