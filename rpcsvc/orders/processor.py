@@ -27,6 +27,7 @@ from msgspec.structs import asdict, replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
+from rpcsvc.domain.finality import FINAL_ONLY, FinalityLimits, finality_change, is_lost
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.reservations import Admission, Counting, counted
@@ -80,9 +81,11 @@ class OrderProcessor:
         clock: Clock,
         project: Projection,
         count: Counting = counted,
+        finality: FinalityLimits = FINAL_ONLY,
     ) -> None:
         self._store = store
         self._count = count
+        self._finality = finality
         self._project = project
         self._clock = clock
         self._locks = KeyedLocks()
@@ -205,6 +208,7 @@ class OrderProcessor:
             history=_history_entry(result.order, event, now),
             effects=result.effects,
             reservation=self._count(before, result.order, ""),
+            finality=finality_change(before, result.order, event, self._finality, now),
         )
         return _AppliedEvent(before, result.order, event, change)
 
@@ -265,7 +269,9 @@ def _plain(value: Any) -> Any:
 
 
 def _log_transition(before: Order, after: Order, event: Event) -> None:
-    write = log.warning if after.action_required or _lost_money(after) else log.info
+    # Only the operator can resolve a loss.
+    has_loss = any(is_lost(deposit) for deposit in after.deposits)
+    write = log.warning if after.action_required or has_loss else log.info
     write(
         "order_transition",
         order_id=after.order_id,
@@ -273,14 +279,6 @@ def _log_transition(before: Order, after: Order, event: Event) -> None:
         before=before.status.value,
         status=after.status.value,
         **({"action_required": after.action_required} if after.action_required else {}),
-    )
-
-
-def _lost_money(order: Order) -> bool:
-    """True when a deposit vanished after its payout: only the operator can resolve that."""
-    payout = order.payout
-    return payout is not None and any(
-        d.transfer_id == payout.transfer_id and not d.is_active for d in order.deposits
     )
 
 

@@ -18,7 +18,9 @@ SAFE, FINALIZED = DepthTag.SAFE, DepthTag.FINALIZED
 
 
 def test_thresholds_are_read_in_units_of_the_asset() -> None:
-    found = read_thresholds("s", ["0=1", "0.5=9", "500=safe", "5000=finalized"], USDC, list(DepthTag))
+    found = read_thresholds(
+        "s", ["0=1", "0.5=9", "500=safe", "5000=finalized"], USDC, list(DepthTag)
+    )
     assert found == (
         Threshold(0, 1),
         Threshold(ONE // 2, 9),

@@ -25,7 +25,7 @@ from rpcsvc.orders.shared_wallets import PublishedWallets, WalletPublisher
 from rpcsvc.orders.withdrawals import WithdrawalLimits, read_allow_list
 from rpcsvc.rates.sources import rate_source
 from rpcsvc.settings import Settings, SettingsError
-from rpcsvc.settings_onchain import InventorySettings, OnchainSettings
+from rpcsvc.settings_onchain import ALL_NETWORKS, EACH_NETWORK, InventorySettings, OnchainSettings
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, DaemonEndpoint, HasTime, always
 from rpcsvc.settlement.onchain.engine import Caps, OnchainEngine, PayoutGuard, SignedPayments
 from rpcsvc.settlement.onchain.evm.adapter import (
@@ -54,6 +54,7 @@ from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch, SharedPause
 from rpcsvc.settlement.onchain.thresholds import DepthTag, Thresholds, read_thresholds
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders
+from rpcsvc.store.finality import FinalityRows, loss_problem
 from rpcsvc.store.replicas import SharedWallets
 
 KEY_FILE: Final = "evm-mnemonic"
@@ -195,7 +196,10 @@ async def _engine(
         floors=floors(settings),
         poll_ms=settings.poll_ms,
         reconciliations=reconciliations,
-        unserved=unserved.problem,
+        looks={
+            "orders": unserved.problem,
+            "deposits": lambda: loss_problem(FinalityRows(tables), clock.now_ms()),
+        },
         journal=journal,
         has_time=context.lease.has_time,
     )
@@ -233,6 +237,14 @@ def served_chains(settings: OnchainSettings, chains: ChainRegistry) -> ChainRegi
             [
                 f"onchain.usdc_confirmations: received {', '.join(unknown)}; allowed: names of the"
                 f" chains {', '.join(known)}"
+            ]
+        )
+    bounded = {text.split("=", 1)[0] for text in settings.unfinal_usd}
+    if unknown := sorted(bounded - {*known, MONERO, ALL_NETWORKS, EACH_NETWORK}):
+        raise SettingsError(
+            [
+                f"onchain.unfinal_usd: received {', '.join(unknown)}; allowed: {ALL_NETWORKS},"
+                f" {EACH_NETWORK}, {MONERO}, and names of the chains {', '.join(known)}"
             ]
         )
     return ChainRegistry(known[name] for name in nodes)
