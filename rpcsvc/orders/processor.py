@@ -25,9 +25,15 @@ import structlog
 from msgspec import Struct, to_builtins
 from msgspec.structs import asdict, replace
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
-from rpcsvc.domain.finality import FINAL_ONLY, FinalityLimits, finality_change, is_lost
+from rpcsvc.domain.finality import (
+    FINAL_ONLY,
+    FinalityChange,
+    FinalityLimits,
+    finality_change,
+    is_lost,
+)
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.reservations import Admission, Counting, counted
@@ -250,6 +256,8 @@ class OrderProcessor:
             for observe in self._observers:
                 observe(step.before, step.after, step.event)
             _log_transition(step.before, step.after, step.event)
+            if (finality := step.change.finality) is not None:
+                _log_losses(step.after.order_id, finality)
 
     async def discard(self, order_id: str, effect: Effect) -> None:
         """Drop an effect that has nothing left to do."""
@@ -280,6 +288,19 @@ def _log_transition(before: Order, after: Order, event: Event) -> None:
         status=after.status.value,
         **({"action_required": after.action_required} if after.action_required else {}),
     )
+
+
+def _log_losses(order_id: str, change: FinalityChange) -> None:
+    for key in change.lost:
+        log.error(
+            "deposit_lost",
+            order_id=order_id,
+            network=key.network,
+            txid=key.txid,
+            final_only_until=iso8601(change.held_until),
+        )
+    for key in change.returned:
+        log.warning("deposit_returned", order_id=order_id, network=key.network, txid=key.txid)
 
 
 class KeyedLocks:

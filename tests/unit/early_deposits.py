@@ -7,6 +7,7 @@ knows nothing of tiers but how deep a deposit is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any, cast
 
 from msgspec import Struct, field
@@ -131,7 +132,7 @@ class EarlyExchange:
             chain=chain,
             deposit_network="monero" if to_usdc else chain,
             payout_network=chain if to_usdc else "monero",
-            deposit_address=f"deposit address of {name}",
+            deposit_address=sha256(name.encode()).hexdigest()[:40],
             deposit_amount=units,
             min_deposit=1,
             max_deposit=100 * units,

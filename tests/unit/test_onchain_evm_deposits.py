@@ -184,6 +184,7 @@ async def test_tagged_deposit_is_watched_until_it_is_final(ledger: EvmDepositLed
     reader.chain.mine(count=100)
     reader.chain.safe = number
     assert await reader.poll() == {key("b"): CONFIRMED}
+    assert await reader.poll() == {}
     assert not await reader.scanner.is_final(key("a"))
     reader.chain.finalized = number
     await reader.poll()

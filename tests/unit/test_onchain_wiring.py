@@ -83,6 +83,11 @@ def test_finality_for_what_is_no_chain_is_refused_not_left_out(name: str) -> Non
     assert [chain.name for chain in made.all()] == ["ethereum"]
 
 
+_WAITED = {
+    "arbitrum": 20, "ethereum": 12, "base": 20, "optimism": 20, "polygon": 64, "avalanche": 12,
+}  # fmt: skip
+
+
 def network(name: str, *given: str) -> EvmNetwork:
     """A network of the table of chains that is shipped, with ``usdc_confirmations``."""
     nodes = (f"{name}=http://127.0.0.1:1",)
@@ -99,6 +104,30 @@ def test_usdc_confirmations_replace_those_of_the_chain_alone() -> None:
     )
     assert network("base", *given).thresholds == (Threshold(0, 7),)
     assert network("polygon", *given).thresholds == (Threshold(0, 64),)
+
+
+@pytest.mark.parametrize("bounds", [(), ("all=500",), ("each=500",), ("all=9", "base=9", "each=0")])
+def test_without_a_bound_only_final_deposits_count(bounds: tuple[str, ...]) -> None:
+    """The quoted time is then that of finality, too."""
+    nodes = ("arbitrum=http://127.0.0.1:1",)
+    settings = OnchainSettings(nodes=nodes, unfinal_usd=bounds)
+    served = served_chains(settings, load_chains(chains_toml(None)))
+    (node,) = evm_nodes(settings, served)
+    assert node.network.thresholds == (Threshold(0, 20),)
+    assert monero_options(settings).thresholds == (Threshold(0, 20),)
+
+
+def test_bound_on_what_is_no_network_is_refused() -> None:
+    nodes = ("arbitrum=http://127.0.0.1:1",)
+    settings = OnchainSettings(nodes=nodes, unfinal_usd=("all=9", "arbitrun=9"))
+    with pytest.raises(SettingsError, match=r"onchain.unfinal_usd: received arbitrun; .*monero"):
+        served_chains(settings, load_chains(chains_toml(None)))
+
+
+def test_shipped_tiers_end_with_what_was_always_waited_for() -> None:
+    given = {name: network(name).thresholds for name in _WAITED}
+    assert {name: tiers[-1].depth for name, tiers in given.items()} == _WAITED
+    assert all(tiers[-1].units <= 500 * 10**6 for tiers in given.values())
 
 
 @pytest.mark.parametrize(

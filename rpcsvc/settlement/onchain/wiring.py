@@ -51,7 +51,12 @@ from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, StartupReconciliation
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch, SharedPause
-from rpcsvc.settlement.onchain.thresholds import DepthTag, Thresholds, read_thresholds
+from rpcsvc.settlement.onchain.thresholds import (
+    DepthTag,
+    Threshold,
+    Thresholds,
+    read_thresholds,
+)
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders
 from rpcsvc.store.finality import FinalityRows, loss_problem
@@ -303,8 +308,10 @@ def monero_options(settings: OnchainSettings) -> MoneroOptions:
             nettype="fakechain" if regtest else settings.monero_network,
             wallet_file=settings.wallet_file or None,
             wallet_password=_revealed(settings.wallet_file_password) or "",
-            thresholds=read_thresholds(
-                "onchain.xmr_confirmations", settings.xmr_confirmations, XMR
+            thresholds=_within_bounds(
+                settings,
+                MONERO,
+                read_thresholds("onchain.xmr_confirmations", settings.xmr_confirmations, XMR),
             ),
             settled_after=settings.xmr_settled_after,
             # A rival of a payout is final no earlier than a payout is.
@@ -379,13 +386,21 @@ def _usdc_thresholds(
     pairs = (text.split("=", 1) for text in settings.usdc_confirmations)
     if given := [value for name, value in pairs if name == chain.name]:
         where = f"onchain.usdc_confirmations of {chain.name}"
-        return read_thresholds(where, given, USDC, allowed)
-    given = list(chain.deposit_confirmations or (f"0={chain.confirmations}",))
-    where = f"chains_file: deposit_confirmations of {chain.name}"
-    return read_thresholds(where, given, USDC, allowed)
+    else:
+        given = list(chain.deposit_confirmations or (f"0={chain.confirmations}",))
+        where = f"chains_file: deposit_confirmations of {chain.name}"
+    found = read_thresholds(where, given, USDC, allowed)
+    return _within_bounds(settings, chain.name, found)
 
 
 # --- both ------------------------------------------------------------------------------------
+
+
+def _within_bounds(settings: OnchainSettings, network: str, thresholds: Thresholds) -> Thresholds:
+    """The thresholds of a network; the final one alone where nothing may be at risk."""
+    if all(most for _, most in settings.finality.on(network)):
+        return thresholds
+    return (Threshold(0, thresholds[-1].depth),)
 
 
 def _monero_networks(settings: OnchainSettings) -> frozenset[MoneroNetwork]:
