@@ -109,8 +109,20 @@ MUTANTS: Final = (
     Mutant(
         "recorded-before-acknowledged",
         "a deposit whose event failed is acknowledged all the same",
-        "            if not self.quarantine.is_broken(order_id, step):",
-        "            if step:",
+        "            if not waits and not self.quarantine.is_broken(order_id, step):",
+        "            if not waits:",
+    ),
+    Mutant(
+        "early-deposit-counts-as-final",
+        "what is paid for deposits that are not final has no bound",
+        "            return DepositConfirmed(event.key, is_final=False)",
+        "            return event",
+    ),
+    Mutant(
+        "sum-at-risk-is-not-checked",
+        "orders that are confirmed at once pay out more than the bound together",
+        "            yield Statement(_WITHIN, bound, finds=True)",
+        "            yield Statement(_WITHIN, bound)",
     ),
     # --- leases --------------------------------------------------------------------------------
     Mutant(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.finality import FinalityLimits
-from rpcsvc.domain.order import OrderReason, OrderStatus
+from rpcsvc.domain.order import DepositKey, OrderReason, OrderStatus
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.thresholds import Threshold
+from rpcsvc.orders.local_venue import LocalVenue
+from rpcsvc.settlement.onchain.thresholds import Threshold, threshold_of
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
-from rpcsvc.store.database import Tables
+from rpcsvc.store.database import Statement, Tables
+from rpcsvc.store.finality import loss_problem
 from tests.sandbox import ManualClock
 from tests.unit.early_deposits import USD, EarlyExchange, TieredChains
 from tests.unit.orders import HOUR, NOW
@@ -170,6 +174,9 @@ async def test_after_a_loss_the_network_waits_for_finality(make: Make) -> None:
     assert (lost.network, lost.txid, lost.units) == ("arbitrum", key.txid, 100 * USD)
     assert await exchange.store.at_risk() == {("arbitrum", "lost"): 100 * USD}
     assert await exchange.problems() == []
+    told = await loss_problem(exchange.store, NOW)
+    assert told is not None
+    assert f"such as {key.txid} of ord_thief on arbitrum; until 1970-01-02T00:16:40.000Z" in told
     # The hold is on record: also another process, started later, waits for finality there.
     later = make()
     await pay(later, "next", 50)
@@ -198,6 +205,41 @@ async def test_losses_stay_in_the_bound_until_it_is_raised(make: Make) -> None:
     await pay(raised, "more", 100)
     await raised.settle()
     assert await status(raised, "more") == [DONE]
+
+
+async def test_written_off_loss_is_reported_no_more(make: Make, database: Tables) -> None:
+    exchange = make()
+    await pay(exchange, "a", 100)
+    await exchange.settle()
+    (key,) = exchange.chains.reorganise("arbitrum", 1)
+    await exchange.settle()
+    values = {"network": key.network, "txid": key.txid, "note": "ours", "at": NOW}
+    names = ", ".join(values)
+    sql = f"INSERT INTO annotated_transactions ({names}) VALUES (:network, :txid, :note, :at)"
+    await database.write([Statement(sql, values)])
+    assert await loss_problem(exchange.store, NOW) is None
+    assert await exchange.store.at_risk() == {("arbitrum", "written_off"): 100 * USD}
+
+
+async def test_page_says_how_long_a_deposit_without_room_waits(make: Make) -> None:
+    exchange = make(FinalityLimits())
+    await pay(exchange, "a", 100)
+    await exchange.settle()
+
+    async def depth(key: DepositKey) -> int:
+        return exchange.chains.depth(key)
+
+    def required(network: str, units: int) -> int:
+        found = threshold_of(TIERS[network], units).depth
+        assert isinstance(found, int)
+        return found
+
+    wallets = SimpleNamespace(confirmations=depth, required_confirmations=required)
+    venue = cast("LocalVenue", SimpleNamespace(_wallets=wallets))
+    order = await exchange.order("a")
+    assert await LocalVenue.confirmations(venue, order) == (1, 20)
+    exchange.chains.grow("arbitrum", 8)
+    assert await LocalVenue.confirmations(venue, order) == (9, 20)
 
 
 async def test_deposit_that_returns_is_no_loss(make: Make) -> None:
