@@ -71,8 +71,11 @@ class FinalityChange(Struct, frozen=True):
 def counts_early(order: Order, deposit: Deposit) -> bool:
     """Return whether an order may count a deposit before it is final.
 
-    Not where a later rate decides what is paid for it: its worth would not be known.
+    Not where a later rate decides what is paid for it: its worth would not be known. Nor dust: it
+    would cost more to keep count of than it is worth.
     """
+    if deposit.units <= order.terms.refund_fee:
+        return False
     if order.terms.direction is Direction.USDC_TO_XMR:
         return True
     return order.terms.twap is None and deposit.rate is not None

@@ -178,6 +178,7 @@ class DepositWatcher:
                 count += events
                 handled[order_id] += events > 0
             waits = confirming and sighting.key in self._awaiting_finality
+            handled[order_id] += waits
             if not waits and not self.quarantine.is_broken(order_id, step):
                 recorded.append((order_id, sighting))
         return count, recorded

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import patch
 
 import pytest
 
@@ -14,6 +15,7 @@ from rpcsvc.domain.finality import FinalityLimits
 from rpcsvc.domain.order import DepositKey, OrderReason, OrderStatus
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.deposits import DEPOSITS_PER_PASS
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.settlement.onchain.thresholds import Threshold, threshold_of
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
@@ -205,6 +207,36 @@ async def test_losses_stay_in_the_bound_until_it_is_raised(make: Make) -> None:
     await pay(raised, "more", 100)
     await raised.settle()
     assert await status(raised, "more") == [DONE]
+
+
+async def test_dust_waits_for_finality(make: Make) -> None:
+    exchange = make()
+    order = await exchange.open("a", U2X, "arbitrum", 100 * USD)
+    for name, units in (("dust", order.terms.refund_fee), ("more", order.terms.refund_fee + 1)):
+        exchange.chains.pay("arbitrum", name, order.terms.deposit_address, units)
+    await exchange.settle()
+    assert await exchange.store.at_risk() == {("arbitrum", "counted"): order.terms.refund_fee + 1}
+
+
+async def test_many_waiting_deposits_are_looked_at_in_turn(make: Make) -> None:
+    """Of one order a pass judges DEPOSITS_PER_PASS, also of those that have to wait."""
+    exchange = make(FinalityLimits())
+    order = await exchange.open("a", U2X, "arbitrum", 100 * USD)
+    asked: list[DepositKey] = []
+
+    async def is_final(_chains: TieredChains, key: DepositKey) -> bool:
+        asked.append(key)
+        return False
+
+    for number in range(DEPOSITS_PER_PASS + 5):
+        exchange.chains.pay("arbitrum", f"tx{number}", order.terms.deposit_address, USD)
+    for item in exchange.chains.placed.values():
+        item.block = exchange.chains.heights["arbitrum"]
+    await exchange.settle()
+    await exchange.settle()
+    with patch.object(TieredChains, "is_final", is_final):
+        await exchange.settle()
+    assert len(asked) == DEPOSITS_PER_PASS
 
 
 async def test_written_off_loss_is_reported_no_more(make: Make, database: Tables) -> None:
