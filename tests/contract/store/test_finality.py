@@ -219,7 +219,7 @@ async def test_dust_waits_for_finality(make: Make) -> None:
 
 
 async def test_many_waiting_deposits_are_looked_at_in_turn(make: Make) -> None:
-    """Of one order a pass judges DEPOSITS_PER_PASS, also of those that have to wait."""
+    """A pass judges DEPOSITS_PER_PASS deposits of an order, those that have to wait included."""
     exchange = make(FinalityLimits())
     order = await exchange.open("a", U2X, "arbitrum", 100 * USD)
     asked: list[DepositKey] = []
