@@ -269,7 +269,8 @@ def _orders(
     settings, tables, random = context.settings, context.tables, context.random
     views = _views(context, signer, profile)
     store = OrderStore(tables, _view_key(views, context.chains, signer))
-    processor = OrderProcessor(store, clock, partial(project, views), counting)
+    policy = _policy(settings)
+    processor = OrderProcessor(store, clock, partial(project, views), counting, policy.finality)
     kept, history = settings.orders, settings.orders.history_keep_days
     retention = Retention(
         store,
@@ -285,7 +286,7 @@ def _orders(
         tables=tables,
         store=store,
         processor=processor,
-        policy=_policy(settings),
+        policy=policy,
         retention=retention,
         clock=clock,
         random=random,
@@ -421,6 +422,7 @@ def _policy(settings: Settings) -> Policy:
         rate_rule=RateRule(settings.rates.max_spread_bps, settings.rates.max_age_ms),
         reservable=settings.upstream.reservable_usd * ONE_USDC,
         lock_break_bps=orders.lock_break_bps,
+        finality=settings.onchain.finality,
     )
 
 

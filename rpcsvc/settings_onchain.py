@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, SecretStr
 
 from rpcsvc.domain.chains import ChainRegistry, load_chains
+from rpcsvc.domain.finality import FinalityLimits
 from rpcsvc.domain.money import USDC, as_units, decimal_pattern
 from rpcsvc.errors import SettingsError
 from rpcsvc.settings_sources import (
@@ -28,6 +29,9 @@ from rpcsvc.settings_sources import (
 )
 
 DAY: Final = 86_400
+# In ``unfinal_usd``: the sum of all networks, and a network that is not named.
+ALL_NETWORKS: Final = "all"
+EACH_NETWORK: Final = "each"
 # Above 0: gas is never free.
 _DECIMAL: Final = f"(?=.*[1-9]){decimal_pattern(10, 6)}"
 
@@ -43,6 +47,11 @@ CoinPrices = Annotated[tuple[str, ...], pairs(_DECIMAL, "ETH=2500")]
 Targets = Annotated[tuple[str, ...], pairs(decimal_pattern(10, 12), "monero=250")]
 WithdrawTo = Annotated[tuple[str, ...], pairs(r"[0-9A-Za-z]{1,128}", "monero=4...", repeats=True)]
 Places = Annotated[tuple[Path, ...], BeforeValidator(folders)]
+Depths = Annotated[
+    tuple[str, ...],
+    pairs(r"[0-9.]{1,20}=[0-9a-z]{1,12}", "arbitrum=0=1, arbitrum=500=20", repeats=True),
+]
+UnfinalUsd = Annotated[tuple[str, ...], pairs(r"[0-9]{1,9}", "all=5000, arbitrum=2000")]
 Thresholds = Annotated[tuple[str, ...], BeforeValidator(words)]
 
 
@@ -51,7 +60,10 @@ class OnchainSettings(Group):
 
     ``nodes``: chain=URL for each chain that is served. ``key_file`` holds the mnemonic of the
     hot wallet and all deposit addresses. ``gas_prices``: coin=USD, of the coins that gas is paid
-    in. ``finalized``: the chains whose deposits count once the node calls their block finalized.
+    in. ``usdc_confirmations``: chain=amount=confirmations, or a tag, in place of those in the table
+    of chains. ``unfinal_usd``: all=USD, each=USD and network=USD: the most that may be paid out for
+    deposits that are not final, in all and on a network; none where neither is given.
+    ``finality_hours``: how long only final deposits count on a network after one was lost.
     ``authorization_gas_usd``: what gas for signed USDC payments (x402) may cost in 24 hours, that
     of orders that bear it left out.
     ``xmr_confirmations``: amount=confirmations, from 0 up. ``*_addresses``: so many deposit
@@ -70,7 +82,9 @@ class OnchainSettings(Group):
     wallet_file: Annotated[str, line(0, 200)] = ""
     wallet_file_password: Secret = None
     nodes: Nodes = ()
-    finalized: Words = ()
+    usdc_confirmations: Depths = ()
+    unfinal_usd: UnfinalUsd = ("all=60000", "each=2000", "monero=50000")
+    finality_hours: Annotated[int, integer_in(1, 8_760)] = 24
     key_file: Annotated[FilePath | None, BLANK_IS_NONE] = None
     gas_prices: CoinPrices = ("ETH=5000", "POL=2", "AVAX=100")
     highest_gas_usd: Annotated[int, integer_in(1, 10_000)] = 20
@@ -98,6 +112,14 @@ class OnchainSettings(Group):
     def authorization_gas(self) -> int:
         """USDC units that gas for signed authorizations may cost in 24 hours."""
         return int(as_units(self.authorization_gas_usd, USDC))
+
+    @property
+    def finality(self) -> FinalityLimits:
+        """The bounds on deposits that count before they are final."""
+        given = (text.split("=", 1) for text in self.unfinal_usd)
+        networks = {name: int(usd) * 10**USDC.decimals for name, usd in given}
+        total, each = networks.pop(ALL_NETWORKS, 0), networks.pop(EACH_NETWORK, 0)
+        return FinalityLimits(total, each, networks, self.finality_hours * 3_600_000)
 
     @property
     def has_test_networks(self) -> bool:

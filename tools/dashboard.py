@@ -127,6 +127,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             (('rpcsvc_transfers_due_amount{network!="monero"}', "{{network}} {{kind}}"),),
         ),
         Panel("Outputs to spend", "none", (("rpcsvc_wallet_outputs", "{{network}}"),)),
+        Panel("Paid before final, USD", "none", (("rpcsvc_unfinal_usd", "{{network}} {{part}}"),)),
     ),
     "Networks and rate": (
         Panel("Scan lag", "s", (("rpcsvc_scan_lag_seconds", "{{network}}"),)),

@@ -134,7 +134,8 @@ class AuditLoop:
     """Audits every ``seconds`` (0: never); a difference pauses payouts, if it is to.
 
     A difference pauses payouts once: the operator who resumes them has seen it. After a later
-    restart it pauses them again. Ether of unknown origin pauses nothing: anyone can send it.
+    restart it pauses them again. Ether of unknown origin pauses nothing: anyone can send it. Nor
+    does a deposit that counted early and was lost: the loss is within the operator's bounds.
     """
 
     def __init__(
@@ -211,7 +212,8 @@ class AuditLoop:
         """
         if item.kind == ETHER:
             return item.gap < self._gaps.get(item.subject, 0)
-        return not item.is_income and item not in self._known
+        is_harmless = item.is_income or item.is_bounded
+        return not is_harmless and item not in self._known
 
 
 def _reason(fresh: Sequence[Difference]) -> str:

@@ -45,9 +45,11 @@ _ORDERS = (
     " WHERE upstream_id IS NULL ORDER BY seq"
 )
 _DEPOSITS = (
-    "SELECT order_id, network, txid, units, sender, state, transfer_id, is_dust, rate"
-    " FROM deposits"
-    " ORDER BY order_id, network, txid, output_index"
+    "SELECT d.order_id, d.network, d.txid, d.units, d.sender, d.state, d.transfer_id, d.is_dust,"
+    " d.rate, CASE WHEN u.units IS NULL THEN 0 ELSE 1 END AS is_early"
+    " FROM deposits d LEFT JOIN unfinal_deposits u ON u.network = d.network AND u.txid = d.txid"
+    " AND u.output_index = d.output_index"
+    " ORDER BY d.order_id, d.network, d.txid, d.output_index"
 )
 _TRANSFERS = (
     "SELECT order_id, transfer_id, kind, network, address, units, fee, integrator_fee, state, txid"

@@ -98,7 +98,7 @@ def deposit_differences(
             deposits[deposit.txid].append(deposit)
     unit = deposit_asset(order.direction).symbol
     if not chain.stale:
-        yield from _unmined(order, arrivals, unit)
+        yield from _unmined(order, arrivals, unit, pending)
     for txid in sorted({*arrivals, *deposits}):
         yield from _of_one_transaction(
             chain, order, txid, arrivals.get(txid, []), deposits.get(txid, []), pending
@@ -106,13 +106,20 @@ def deposit_differences(
 
 
 def _unmined(
-    order: OrderEntry, arrivals: Mapping[str, list[Arrival]], unit: str
+    order: OrderEntry, arrivals: Mapping[str, list[Arrival]], unit: str, pending: list[str]
 ) -> Iterator[Difference]:
-    """Deposits that were paid out for, and that a deep reorganisation put back into the pool."""
+    """Deposits that were paid out for, and that a deep reorganisation put back into the pool.
+
+    One that counted before it was final is expected back.
+    """
     for deposit in order.deposits:
         if not _is_spent(order, deposit):
             continue
-        if any(item.block is None for item in arrivals.get(deposit.txid, ())):
+        if not any(item.block is None for item in arrivals.get(deposit.txid, ())):
+            continue
+        if deposit.is_early:
+            pending.append(f"deposit {deposit.txid} was paid out and waits to be mined again")
+        else:
             yield Difference("deposit_unmined", deposit.txid, str(deposit.units), "0", unit)
 
 
@@ -166,7 +173,7 @@ def _unmatched(
                 "deposit_sender", txid, arrival.sender or "none", deposit.sender or "none"
             )
     for deposit in claimed[len(left) :]:
-        if chain.stale:
+        if chain.stale or deposit.is_early:
             pending.append(f"deposit {txid} was in a block that was replaced")
         else:
             reported = write_off(order.deposit_network, txid) if _is_spent(order, deposit) else ""

@@ -379,10 +379,11 @@ class EvmReader:
 
     async def _deposit_depth(self, head: Block) -> int:
         """The depth at which the service must have confirmed a deposit."""
-        if self.network.confirmations is not None:
-            return self.network.confirmations
-        finalized = await self._client.block(Tag.FINALIZED)
-        lag = head.number + 1 if finalized is None else head.number - finalized.number
+        depth = self.network.thresholds[-1].depth
+        if isinstance(depth, int):
+            return depth
+        block = await self._client.block(Tag(depth.value))
+        lag = head.number + 1 if block is None else head.number - block.number
         # The service saw that block become final a while after it was.
         return max(lag, 0) + 1 + 3 * self.network.settled_after
 

@@ -196,7 +196,7 @@ class MoneroReader:
         self._memory = await self._to_keep(head, arrivals, sent, seen)
         return MoneroFacts(
             top=head.height,
-            deposit_depth=max(item.confirmations for item in self._options.thresholds),
+            deposit_depth=self._options.final_confirmations,
             arrivals=tuple(arrivals),
             departures=tuple(departures),
             payments=seen,

@@ -72,10 +72,15 @@ def _spending(order: OrderEntry, written_off: Collection[str]) -> Iterator[Diffe
             state = "no transfer" if spent_on is None else spent_on.state.value
             yield Difference("deposit_spent", deposit.txid, "a transfer that counts", state)
         elif deposit.state is DepositState.REMOVED and deposit.txid not in written_off:
+            kind = "deposit_lost_early" if deposit.is_early else "deposit_lost"
             yield Difference(
-                "deposit_lost", deposit.txid, str(deposit.units), "0", _unit_in(order),
+                kind,
+                deposit.txid,
+                str(deposit.units),
+                "0",
+                _unit_in(order),
                 write_off(order.deposit_network, deposit.txid),
-            )  # fmt: skip
+            )
     network = {d.network for d in order.deposits} - {order.deposit_network}
     if network:
         yield Difference(

@@ -27,6 +27,7 @@ class DepositEntry(Struct, frozen=True):
     """A deposit on an order. ``transfer_id``: what it was spent on.
 
     ``rate``: what it is swapped at, in USDC units per XMR; None: the rate of the decision.
+    ``is_early``: it counted before it was final, within the operator's bounds, and is not final.
     """
 
     network: str
@@ -37,6 +38,7 @@ class DepositEntry(Struct, frozen=True):
     transfer_id: str | None
     is_dust: bool
     rate: int | None = None
+    is_early: bool = False
 
 
 class TransferEntry(Struct, frozen=True):
@@ -340,6 +342,14 @@ class Difference(Struct, frozen=True):
         Anyone can send ether to the hot wallet, and would stop the exchange with it.
         """
         return self.kind == ETHER_INCOME
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it is a loss within the operator's bounds, which does not pause payouts.
+
+        Whoever takes a small deposit back after its payout would stop the exchange with it.
+        """
+        return self.kind == "deposit_lost_early"
 
     @property
     def gap(self) -> int:

@@ -31,6 +31,10 @@ class Chain(Struct, frozen=True):
 
     The ``test_*`` fields name the test network that the sandbox uses in its payment URIs, and that
     the engine onchain serves on a Monero test network.
+    ``confirmations``: blocks after which a payout is settled. ``deposit_confirmations``: what a
+    deposit waits for, by amount (settlement/onchain/thresholds.py); without them, as a payout.
+    ``safe_seconds`` and ``finalized_seconds``: how long a block typically takes to get that tag; a
+    chain without them does not use the tag.
     ``l1_fee_oracle`` is the contract of an OP-stack chain that gives the fee for data on
     L1; None on a chain that takes nothing for that.
     """
@@ -48,6 +52,9 @@ class Chain(Struct, frozen=True):
     test_chain_id: int
     test_usdc_contract: str
     l1_fee_oracle: str | None = None
+    deposit_confirmations: tuple[str, ...] = ()
+    safe_seconds: int | None = None
+    finalized_seconds: int | None = None
 
 
 class ChainRegistry:
@@ -164,7 +171,8 @@ def _chain(name: str, table: dict[str, Any]) -> Chain:
         _check(f"chains.{name}.{key}", key, value)
     for callers_name in (name, *table["aliases"]):
         _check_name(f"chains.{name}", callers_name)
-    return Chain(name=name, **{**table, "aliases": tuple(table["aliases"])})
+    lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
+    return Chain(name=name, **{**table, **lists})
 
 
 def _check_name(where: str, name: str) -> None:
@@ -177,6 +185,7 @@ def _check_name(where: str, name: str) -> None:
 def _check(where: str, key: str, value: Any) -> None:
     good, wanted = {
         int: (type(value) is int and value > 0, "a whole number above 0"),
+        int | None: (type(value) is int and value > 0, "a whole number above 0"),
         str: (isinstance(value, str) and bool(value), "a string that is not empty"),
         str | None: (isinstance(value, str) and bool(value), "a string that is not empty"),
         tuple[str, ...]: (

@@ -37,6 +37,7 @@ from rpcsvc.domain.events import (
     remove_deposit,
     set_deposit,
 )
+from rpcsvc.domain.finality import counts_early
 from rpcsvc.domain.order import (
     Deposit,
     DepositState,
@@ -269,6 +270,8 @@ def _record_confirmed(order: Order, event: ev.DepositConfirmed) -> Order:
     known = order.deposit(event.key)
     if known is None or known.state is not DepositState.SEEN:
         raise ImpossibleTransition(f"deposit {event.key.txid} is not waiting to be confirmed")
+    if not event.is_final and not counts_early(order, known):
+        raise ImpossibleTransition(f"deposit {event.key.txid} has to be final")
     return set_deposit(order, event.key, DepositState.CONFIRMED)
 
 

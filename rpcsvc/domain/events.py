@@ -39,9 +39,14 @@ class DepositSeen(Struct, frozen=True):
 
 
 class DepositConfirmed(Struct, frozen=True):
-    """A deposit has the required confirmations."""
+    """A deposit has the confirmations that its amount asks for.
+
+    ``is_final``: it has all that its network ever asks for. Otherwise the commit of the event adds
+    it to the sum at risk (domain/finality.py).
+    """
 
     key: DepositKey
+    is_final: bool = True
 
 
 class DepositRemoved(Struct, frozen=True):

@@ -40,6 +40,7 @@ from rpcsvc.domain.events import (
     remove_deposit,
     transfer_in,
 )
+from rpcsvc.domain.finality import is_lost
 from rpcsvc.domain.order import (
     OnDeadline,
     Order,
@@ -329,12 +330,23 @@ def transition(order: Order, event: ev.Event, now: int) -> Transition:
 
 
 def _stamp(before: Order, after: Order, now: int) -> Order:
-    after = replace(after, version=before.version + 1)
+    after = _with_loss(replace(after, version=before.version + 1))
     if after.status is not before.status:
         after = replace(after, status_at=now)
         if after.status.is_terminal:
             after = replace(after, completed_at=now)
     return with_deadline(after, now)
+
+
+def _with_loss(order: Order) -> Order:
+    """The order, whose message says that a deposit was lost while that is so."""
+    said, text = order.error_message or "", OrderReason.DEPOSIT_LOST.text
+    has_loss = any(map(is_lost, order.deposits))
+    if has_loss is said.endswith(text) and said.count(text) == has_loss:
+        return order
+    words = " ".join(said.replace(text, "").split())
+    reasons = (f"{words} {text}".lstrip() if has_loss else words) or None
+    return replace(order, error_message=reasons)
 
 
 def _reported(order: Order, event: ev.UpstreamReported, _now: int) -> Transition:

@@ -71,6 +71,7 @@ class OrderReason(StrEnum):
     PAYOUT_FAILED = "payout_failed"
     PAYOUT_NOT_PREPARED = "payout_not_prepared"
     DUST = "dust"
+    DEPOSIT_LOST = "deposit_lost"
 
     @property
     def text(self) -> str:
@@ -96,6 +97,7 @@ _REASON_TEXTS: Final = {
     OrderReason.PAYOUT_FAILED: "The payout failed on its network.",
     OrderReason.PAYOUT_NOT_PREPARED: "The payout could not be prepared in time.",
     OrderReason.DUST: "They are worth no more than the fee of sending them back, and are held.",
+    OrderReason.DEPOSIT_LOST: "A deposit vanished from its network after it was paid out.",
 }
 
 

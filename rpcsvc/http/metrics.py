@@ -130,6 +130,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Whole coins of a wallet: free, locked, or reserved for open orders.",
         ("network", "part"),
     ),
+    "rpcsvc_unfinal_usd": Family(
+        "gauge",
+        "Worth in USD of deposits that count before they are final, and of those that were lost.",
+        ("network", "part"),
+    ),
     "rpcsvc_wallet_outputs": Family(
         "gauge", "Outputs that a wallet can spend now.", ("network",)
     ),

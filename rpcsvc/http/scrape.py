@@ -98,6 +98,7 @@ class Readout:
             gauge("rpcsvc_payouts_paused", [((), self._readings.paused() is not None)]),
             gauge("rpcsvc_scan_lag_seconds", [((name,), lag / 1000) for name, lag in lags]),
             gauge("rpcsvc_wallet_amount", await self._amounts()),
+            gauge("rpcsvc_unfinal_usd", await self._at_risk()),
             gauge("rpcsvc_upstream_orders_in_doubt", [((), len(doubts))]),
             gauge("rpcsvc_webhook_messages_pending", [((), backlog.pending)]),
             gauge("rpcsvc_webhook_oldest_seconds", [((), _age(backlog, now))]),
@@ -113,6 +114,12 @@ class Readout:
             *self._process(),
             *self._audit(),
         ]
+
+    async def _at_risk(self) -> list[tuple[Labels, float]]:
+        if self._readings.at_risk is None:
+            return []
+        sums = await self._readings.at_risk()
+        return [(key, units / 10**USDC.decimals) for key, units in sums.items()]
 
     async def _due(self) -> list[tuple[Labels, float]]:
         return [(key, units / _one(key[0])) for key, units in (await self._books.due()).items()]

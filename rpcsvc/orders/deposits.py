@@ -2,7 +2,8 @@
 
 Each pass turns the differences into events, so a restart, a missed block or a reorg need no code of
 their own. It costs per changed deposit, not per open order, and takes ``DEPOSITS_PER_PASS`` of an
-order at most: anyone may send an order thousands of tiny ones.
+order at most: anyone may send an order thousands of tiny ones. A deposit that is not final is
+confirmed only within the bounds of domain/finality.py.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.events import DepositConfirmed, DepositRemoved, DepositSeen, ImpossibleTransition
+from rpcsvc.domain.finality import FINAL_ONLY, Exposure, FinalityLimits, counts_early, worth
 from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
-from rpcsvc.domain.order import DepositState, Order
+from rpcsvc.domain.order import DepositKey, DepositState, Order
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.venue import RateSource
@@ -73,7 +75,10 @@ class DepositWatcher:
         rates: RateSource,
         quarantine: Quarantine,
         clock: Clock,
+        finality: FinalityLimits = FINAL_ONLY,
     ) -> None:
+        self._finality = finality
+        self._awaiting_finality: set[DepositKey] = set()
         self._store = store
         self._engine = engine
         self._processor = processor
@@ -98,7 +103,20 @@ class DepositWatcher:
         # Only now may the engine forget them: every event above is committed.
         await self._engine.acknowledge([*unattributed, *(sighting for _, sighting in done)])
         self.progress.advance(found.complete_until, _remaining(observed, done))
+        await self._free_final()
         return seen + confirmed
+
+    async def _free_final(self) -> None:
+        """Take deposits that have become final out of the sum at risk."""
+        final = [key for key in await self._store.unfinal() if await self._is_final(key)]
+        if final:
+            await self._store.free_final(final)
+
+    async def _is_final(self, key: DepositKey) -> bool:
+        try:
+            return await self._engine.is_final(key)
+        except Unavailable:
+            return False  # its network has no node now: the deposit stays at risk
 
     async def _confirmable(
         self, recorded: Observed, complete: Mapping[str, int], remaining: Mapping[str, str]
@@ -159,7 +177,9 @@ class DepositWatcher:
                 events = await self._record_one(order_id, sighting, confirming=confirming)
                 count += events
                 handled[order_id] += events > 0
-            if not self.quarantine.is_broken(order_id, step):
+            waits = confirming and sighting.key in self._awaiting_finality
+            handled[order_id] += waits
+            if not waits and not self.quarantine.is_broken(order_id, step):
                 recorded.append((order_id, sighting))
         return count, recorded
 
@@ -174,9 +194,11 @@ class DepositWatcher:
             order = await self._store.order(order_id)
             if order is None:
                 raise LookupError(f"order {order_id} has an address, but is not in the store")
-            events = events_of(order, sighting, self._rate())
-            if not confirming:
-                events = [event for event in events if not isinstance(event, DepositConfirmed)]
+            events = [
+                judged
+                for event in events_of(order, sighting, self._rate())
+                if (judged := await self._judged(order, event, confirming=confirming)) is not None
+            ]
             try:
                 for event in events:
                     await self._processor.apply(order_id, event)
@@ -188,6 +210,37 @@ class DepositWatcher:
             else:
                 break
         return len(events)
+
+    async def _judged(
+        self, order: Order, event: DepositEvent, *, confirming: bool
+    ) -> DepositEvent | None:
+        """Return the event as it may be applied now; None for a confirmation that has to wait.
+
+        A deposit that is not final is confirmed if the sum at risk has room for it. Otherwise it
+        waits until it is final, and the engine shows it again.
+        """
+        if not isinstance(event, DepositConfirmed):
+            self._awaiting_finality.discard(event.key)
+            return event
+        if not confirming:
+            return None
+        if await self._engine.is_final(event.key):
+            self._awaiting_finality.discard(event.key)
+            return event
+        if await self._may_count_early(order, event.key):
+            self._awaiting_finality.discard(event.key)
+            return DepositConfirmed(event.key, is_final=False)
+        if event.key not in self._awaiting_finality:
+            self._awaiting_finality.add(event.key)
+            log.info("deposit_awaits_finality", order_id=order.order_id, txid=event.key.txid)
+        return None
+
+    async def _may_count_early(self, order: Order, key: DepositKey) -> bool:
+        deposit = order.deposit(key)
+        if deposit is None or not counts_early(order, deposit):
+            return False
+        exposure = Exposure(key, worth(order, deposit), self._finality.on(key.network))
+        return await self._store.may_count(exposure, self._clock.now_ms())
 
 
 def _remaining(observed: Observed, done: Observed) -> dict[str, str]:

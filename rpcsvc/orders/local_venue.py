@@ -13,7 +13,7 @@ from typing_extensions import override
 from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Money, format_units, mul_div_ceil
-from rpcsvc.domain.order import PERPS, Order, OrderStatus
+from rpcsvc.domain.order import PERPS, DepositState, Order, OrderStatus
 from rpcsvc.domain.pricing import (
     ONE_XMR,
     Direction,
@@ -334,11 +334,16 @@ class LocalVenue(Venue):
     @override
     async def confirmations(self, order: Order) -> Confirmations:
         # Count the deposit that has the fewest, and no more than are needed: as many as for all
-        # that has arrived, or before that for the amount of the order.
+        # that has arrived, or before that for the amount of the order. A deposit that has them and
+        # does not count waits until it is final.
         arrived = [deposit for deposit in order.deposits if deposit.is_active]
         units = sum(deposit.units for deposit in arrived) or order.terms.deposit_amount
-        required = self._wallets.required_confirmations(order.terms.deposit_network, units)
+        network = order.terms.deposit_network
+        required = self._wallets.required_confirmations(network, units)
         counts = [await self._wallets.confirmations(deposit.key) for deposit in arrived]
+        waits = any(deposit.state is DepositState.SEEN for deposit in arrived)
+        if waits and min(counts) >= required:
+            required = self._wallets.required_confirmations(network, MAX_UNITS)
         return Confirmations(min([required, *counts]) if counts else 0, required)
 
     # --- health ---

@@ -14,6 +14,7 @@ from msgspec import Struct
 from rpcsvc import ids
 from rpcsvc.clock import DAY_MS, Clock
 from rpcsvc.domain.chains import network_of
+from rpcsvc.domain.finality import FinalityLimits
 from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.domain.reservations import Counting, UnfundedLimits
 from rpcsvc.domain.twap import is_worth_cutting
@@ -43,7 +44,7 @@ class Policy(Struct, frozen=True):
     """The operator's terms: fees and limits in bps and whole USD, times in milliseconds.
 
     ``rate_rule``: how far apart the rates of replicas may be. ``reservable``: what an upstream may
-    reserve for this service, in USDC units.
+    reserve for this service, in USDC units. ``finality``: bounds on deposits that are not final.
     """
 
     spread_bps: int
@@ -57,6 +58,7 @@ class Policy(Struct, frozen=True):
     rate_rule: RateRule
     reservable: int
     lock_break_bps: int
+    finality: FinalityLimits
 
 
 class Orders(Struct, frozen=True):

@@ -25,8 +25,15 @@ import structlog
 from msgspec import Struct, to_builtins
 from msgspec.structs import asdict, replace
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
+from rpcsvc.domain.finality import (
+    FINAL_ONLY,
+    FinalityChange,
+    FinalityLimits,
+    finality_change,
+    is_lost,
+)
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.reservations import Admission, Counting, counted
@@ -80,9 +87,11 @@ class OrderProcessor:
         clock: Clock,
         project: Projection,
         count: Counting = counted,
+        finality: FinalityLimits = FINAL_ONLY,
     ) -> None:
         self._store = store
         self._count = count
+        self._finality = finality
         self._project = project
         self._clock = clock
         self._locks = KeyedLocks()
@@ -205,6 +214,7 @@ class OrderProcessor:
             history=_history_entry(result.order, event, now),
             effects=result.effects,
             reservation=self._count(before, result.order, ""),
+            finality=finality_change(before, result.order, event, self._finality, now),
         )
         return _AppliedEvent(before, result.order, event, change)
 
@@ -246,6 +256,8 @@ class OrderProcessor:
             for observe in self._observers:
                 observe(step.before, step.after, step.event)
             _log_transition(step.before, step.after, step.event)
+            if (finality := step.change.finality) is not None:
+                _log_losses(step.after.order_id, finality)
 
     async def discard(self, order_id: str, effect: Effect) -> None:
         """Drop an effect that has nothing left to do."""
@@ -265,7 +277,9 @@ def _plain(value: Any) -> Any:
 
 
 def _log_transition(before: Order, after: Order, event: Event) -> None:
-    write = log.warning if after.action_required or _lost_money(after) else log.info
+    # Only the operator can resolve a loss.
+    has_loss = any(is_lost(deposit) for deposit in after.deposits)
+    write = log.warning if after.action_required or has_loss else log.info
     write(
         "order_transition",
         order_id=after.order_id,
@@ -276,12 +290,17 @@ def _log_transition(before: Order, after: Order, event: Event) -> None:
     )
 
 
-def _lost_money(order: Order) -> bool:
-    """True when a deposit vanished after its payout: only the operator can resolve that."""
-    payout = order.payout
-    return payout is not None and any(
-        d.transfer_id == payout.transfer_id and not d.is_active for d in order.deposits
-    )
+def _log_losses(order_id: str, change: FinalityChange) -> None:
+    for key in change.lost:
+        log.error(
+            "deposit_lost",
+            order_id=order_id,
+            network=key.network,
+            txid=key.txid,
+            final_only_until=iso8601(change.held_until),
+        )
+    for key in change.returned:
+        log.warning("deposit_returned", order_id=order_id, network=key.network, txid=key.txid)
 
 
 class KeyedLocks:

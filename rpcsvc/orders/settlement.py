@@ -79,7 +79,8 @@ class Readings(Struct, frozen=True):
     """State of an engine in memory, for metrics; None where an engine has no such thing.
 
     ``scan_lags``: ms by network. ``rate`` and ``holdings`` raise errors.Unavailable. ``reserved``
-    and ``holdings`` take a network of ``networks``, and are in atomic units. ``states``: of each
+    and ``holdings`` take a network of ``networks``, and are in atomic units. ``at_risk``: USDC
+    units paid out for deposits that are not final, by network and part. ``states``: of each
     network. ``paused``: why payouts are paused, None if they are not. ``rate_spread_bps``: how far
     apart the sources of the rate are. ``authorization_gas``: the share of its daily budget that gas
     for signed authorizations took.
@@ -90,6 +91,7 @@ class Readings(Struct, frozen=True):
     rate: Callable[[], Rate] | None = None
     reserved: Callable[[str], Awaitable[Reserved]] | None = None
     holdings: Callable[[str], Holdings] | None = None
+    at_risk: Callable[[], Awaitable[Mapping[tuple[str, str], int]]] | None = None
     states: Callable[[], Mapping[str, NetworkState]] = dict
     paused: Callable[[], str | None] = lambda: None
     last_audit: Callable[[], LastAudit | None] = lambda: None
@@ -133,7 +135,7 @@ async def settling_service(
     await wallets.start()
     store, processor, clock, policy = orders.store, orders.processor, orders.clock, orders.policy
     quarantine = Quarantine()
-    watcher = DepositWatcher(store, wallets, processor, rates, quarantine, clock)
+    watcher = DepositWatcher(store, wallets, processor, rates, quarantine, clock, policy.finality)
     inventory = _inventory(orders, wallets)
     published = _published(orders, rates)
     payouts = Payouts(store, wallets, processor, clock, quarantine, orders.lease)
@@ -179,6 +181,7 @@ async def settling_service(
         rate=rates.rate,
         reserved=None if wallets.holdings is None else store.reserved,
         holdings=wallets.holdings,
+        at_risk=store.at_risk,
     )
     return Settlement(
         orders, wallets, venue, worker, readings, rates=rates, withdrawals=withdrawals

@@ -143,7 +143,7 @@ class WalletFacts(Protocol):
         ...
 
     def required_confirmations(self, network: str, units: int) -> int:
-        """Return the confirmations after which deposits of ``units`` in all are final."""
+        """Return the confirmations after which deposits of ``units`` in all count."""
         ...
 
     async def confirmations_at(self, key: DepositKey, height: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from rpcsvc.domain.events import Effect
+from rpcsvc.domain.finality import FinalityChange
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.reservations import Admission, ReservationChange
 from rpcsvc.domain.webhooks import Webhook
@@ -176,6 +177,7 @@ class Change(Struct, frozen=True):
     relay: RelayRecord | None = None
     evidence: bytes = b""
     reservation: ReservationChange | None = None
+    finality: FinalityChange | None = None
     admission: Admission | None = None
     webhook: Webhook | None = None
     rates: RateBounds | None = None

@@ -95,8 +95,17 @@ BOOKS: Final[tuple[tuple[str, str], ...]] = (
         "  WHERE kind = 'unfunded' AND (client = '' OR client LIKE 'address:%')"
         " UNION ALL SELECT client, network, units, 1 FROM reservations WHERE kind = 'unfunded'"
         " UNION ALL SELECT client, '', 0, 1 FROM reservations WHERE kind = 'unfunded'"
+        " UNION ALL SELECT 'unfinal', network, units, 1 FROM unfinal_deposits"
+        " UNION ALL SELECT 'unfinal', '', units, 1 FROM unfinal_deposits"
         " UNION ALL SELECT scope, network, -units, -number FROM reservation_sums) AS sums"
         " GROUP BY scope, network HAVING sum(units) <> 0 OR sum(number) <> 0",
+    ),
+    (
+        "a deposit that counts before it is final is neither on its order nor lost",
+        "SELECT u.order_id FROM unfinal_deposits u LEFT JOIN deposits d"
+        " USING (network, txid, output_index) WHERE d.order_id IS DISTINCT FROM u.order_id"
+        " OR (d.state = 'removed' AND d.transfer_id IS NOT NULL) <> (u.lost_at IS NOT NULL)"
+        " OR (d.state = 'removed' AND d.transfer_id IS NULL)",
     ),
     (
         "an order that awaits no deposit reserves something for one",

@@ -32,6 +32,7 @@ from rpcsvc.store.database import (
     update,
     upsert,
 )
+from rpcsvc.store.finality import FinalityRows, finality_statements
 from rpcsvc.store.order_rows import (
     CHANGING,
     DEPOSIT,
@@ -227,7 +228,9 @@ _REDUCE: Final = (
 )
 
 
-class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWebhookRows):
+class OrderStore(
+    RelayRows, IdempotencyRows, TicketRows, ReservationRows, FinalityRows, OldWebhookRows
+):
     """Keeps orders, their history, pending effects, idempotency keys and tickets.
 
     Reads are of committed state; ``commit`` returns once the change is durable. Every method raises
@@ -477,6 +480,8 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
         found += reservation_statements(change.reservation)
         if change.admission is not None:
             found += admission_statements(change.admission, change.reservation.unfunded)
+    if change.finality is not None:
+        found += finality_statements(change.finality)
     found += pooled_statements(change.pooled)
     if change.response is not None:
         found.append(response_statement(change.response, order.order_id if order else None))

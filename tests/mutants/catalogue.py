@@ -109,8 +109,20 @@ MUTANTS: Final = (
     Mutant(
         "recorded-before-acknowledged",
         "a deposit whose event failed is acknowledged all the same",
-        "            if not self.quarantine.is_broken(order_id, step):",
-        "            if step:",
+        "            if not waits and not self.quarantine.is_broken(order_id, step):",
+        "            if not waits:",
+    ),
+    Mutant(
+        "early-deposit-counts-as-final",
+        "what is paid for deposits that are not final has no bound",
+        "            return DepositConfirmed(event.key, is_final=False)",
+        "            return event",
+    ),
+    Mutant(
+        "sum-at-risk-is-not-checked",
+        "orders that are confirmed at once pay out more than the bound together",
+        "            yield Statement(_WITHIN, bound, finds=True)",
+        "            yield Statement(_WITHIN, bound)",
     ),
     # --- leases --------------------------------------------------------------------------------
     Mutant(
@@ -218,8 +230,8 @@ MUTANTS: Final = (
     Mutant(
         "usdc-confirmed-at-once",
         "a deposit counts before it has the confirmations",
-        "        return self._height - number + 1 >= self._network.confirmations",
-        "        return self._height - number + 1 >= 1",
+        "    return height - number + 1 >= depth",
+        "    return height - number + 1 >= 1",
     ),
     Mutant(
         "usdc-gone-at-once",

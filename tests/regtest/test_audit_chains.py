@@ -24,9 +24,9 @@ from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
-from rpcsvc.settlement.onchain.monero.records import Threshold
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
+from rpcsvc.settlement.onchain.thresholds import Threshold
 from tests.chain_options import evm_network, monero_options
 from tests.regtest.daemons import SPENDABLE_AGE, Miner, mined
 from tests.regtest.token import Token

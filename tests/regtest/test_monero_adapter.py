@@ -14,7 +14,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health, Severity, texts_of
 from rpcsvc.orders.ports.wallets import Observation
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
-from rpcsvc.settlement.onchain.monero.records import Threshold
+from rpcsvc.settlement.onchain.thresholds import Threshold
 from tests.regtest.daemons import (
     SPENDABLE_AGE,
     Miner,

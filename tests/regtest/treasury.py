@@ -21,10 +21,10 @@ from rpcsvc.settlement.onchain.monero.records import (
     MoneroOptions,
     MoneroPayment,
     MoneroPaymentState,
-    Threshold,
 )
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
+from rpcsvc.settlement.onchain.thresholds import Threshold
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.chain_options import monero_options
 from tests.recording import record_calls, sign

@@ -63,7 +63,7 @@ class Chain(EvmClient):
         self.takes_batches = True
         self.elsewhere: set[int] = set()
         self.missing: set[int] = set()
-        self.finalized = 0
+        self.safe = self.finalized = 0
         self.genesis = GENESIS_SECONDS
         self.pool: list[dict[str, Any]] = []
         self.refusal: RpcFailure | None = None
@@ -97,7 +97,8 @@ class Chain(EvmClient):
 
     async def block(self, at: Any = Tag.LATEST) -> Block | None:
         self.asked.append("block")
-        return self._at({Tag.LATEST: self.head, Tag.FINALIZED: self.finalized}.get(at, at))
+        known = {Tag.LATEST: self.head, Tag.SAFE: self.safe, Tag.FINALIZED: self.finalized}
+        return self._at(known.get(at, at))
 
     def _at(self, number: int) -> Block | None:
         if number > self.head or number in self.missing:

@@ -55,6 +55,22 @@ def test_operator_closes_a_deposit_that_is_gone(
     assert f"{txid} is explained, and {network} does not show it" in after.notes
 
 
+def test_early_deposit_that_is_lost_pauses_nothing() -> None:
+    world = without_deposit(U2X, 165 * USDC, DepositState.REMOVED)
+    order = world.orders.pop()
+    world.keep(replace(order, deposits=(replace(order.deposits[0], is_early=True),)))
+    found = only(world)
+    assert (found.kind, found.is_bounded) == ("deposit_lost_early", True)
+
+
+def test_early_deposit_between_two_blocks_is_expected_back() -> None:
+    world = without_deposit(U2X, 165 * USDC, DepositState.CONFIRMED)
+    order = world.orders.pop()
+    world.keep(replace(order, deposits=(replace(order.deposits[0], is_early=True),)))
+    assert report(world).differences == ()
+    assert any("in a block that was replaced" in each for each in report(world).pending)
+
+
 def test_returned_deposit_counts_after_a_write_off() -> None:
     world = World()
     order = world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))

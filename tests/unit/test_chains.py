@@ -170,7 +170,7 @@ ARBITRUM_USDC = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
         ),
         ("l1_fee_oracle = ", "l1_oracle = ", "base.l1_oracle is not known"),
         ("[chains.arbitrum]", "[chains]\nmoon = 1\n[chains.arbitrum]", "chains.moon must be a tab"),
-        ("[chains.arbitrum]", "[chains.arbitrum", "line 8"),
+        ("[chains.arbitrum]", "[chains.arbitrum", "line 12"),
     ],
 )
 def test_what_no_caller_could_use_or_nobody_owns_is_refused(

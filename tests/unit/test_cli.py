@@ -896,7 +896,7 @@ _UPSTREAM = {"RPCSVC_ENGINE": "upstream", "RPCSVC_UPSTREAM__URL": "https://a.exa
     [
         ({"RPCSVC_ENGINE": "onchain"}, "onchain.nodes"),
         ({**_ONCHAIN, "RPCSVC_ONCHAIN__NODES": "arbitrun=http://127.0.0.1:1"}, "onchain.nodes"),
-        ({**_ONCHAIN, "RPCSVC_ONCHAIN__FINALIZED": "etherium"}, "onchain.finalized"),
+        ({**_ONCHAIN, "RPCSVC_ONCHAIN__USDC_CONFIRMATIONS": "etherium=0=9"}, "onchain.usdc"),
         ({**_ONCHAIN, "RPCSVC_ONCHAIN__XMR_CONFIRMATIONS": "1=10"}, "onchain"),
         ({**_ONCHAIN, "RPCSVC_ONCHAIN__XMR_CONFIRMATIONS": "0=ten"}, "onchain.xmr_confirmations"),
         ({**_ONCHAIN, "RPCSVC_ONCHAIN__GAS_PRICES": "POL=2"}, "onchain.gas_prices"),

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.events import DepositConfirmed, DepositSeen, ImpossibleTransition
 from rpcsvc.domain.machine import open_order, transition
-from rpcsvc.domain.order import DepositState, Order
+from rpcsvc.domain.order import DepositKey, DepositState, Order
 from rpcsvc.orders.deposits import DEPOSITS_PER_PASS, DepositWatcher, events_of
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation
@@ -29,7 +29,7 @@ class Book:
     networks = frozenset({key(1).network})
 
     def __init__(self, refusals: int) -> None:
-        self.complete = True
+        self.complete = self.final = True
         self.shown = [DepositSighting(key(1), "deposit here", 7, None, NOW, DepositState.CONFIRMED)]
         self.order_now = open_order(terms())
         self.refusals = refusals
@@ -55,6 +55,12 @@ class Book:
 
     async def observe(self) -> Observation:
         return Observation(self.shown, dict.fromkeys(self.networks, NOW) if self.complete else {})
+
+    async def is_final(self, _key: DepositKey) -> bool:
+        return self.final
+
+    async def unfinal(self) -> list[DepositKey]:
+        return []
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         self.acknowledged += sightings

@@ -10,9 +10,16 @@ import pytest
 
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NotSent, Resting, TooManyCalls
+from rpcsvc.settlement.onchain.daemon_rpc import (
+    DaemonEndpoint,
+    NodeError,
+    NotSent,
+    Resting,
+    TooManyCalls,
+)
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Tag
+from rpcsvc.settlement.onchain.thresholds import DepthTag, Threshold
 from tests.chain_options import evm_network
 
 TOKEN = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
@@ -44,6 +51,8 @@ class Node(EvmClient):
         self.answers = asyncio.Event()
         self.answers.set()
         self.was_asked = asyncio.Event()
+        self.refused: set[Tag] = set()
+        self.lacked: set[Tag] = set()
 
     async def chain_id(self) -> int:
         return self.chain
@@ -53,10 +62,16 @@ class Node(EvmClient):
         return b"\x01"
 
     async def block(self, at: Any = Tag.LATEST) -> Block | None:
-        assert at is Tag.LATEST
+        if at is not Tag.LATEST:
+            return self._tagged(at)
         self.was_asked.set()
         await self.answers.wait()
         return self.head
+
+    def _tagged(self, tag: Tag) -> Block | None:
+        if tag in self.refused:
+            raise NodeError("node", "eth_getBlockByNumber", -39001, "Unknown block")
+        return None if tag in self.lacked else self.head
 
     async def call(self, call: EvmCall, at: Any = Tag.LATEST) -> bytes:
         assert at is Tag.LATEST
@@ -67,6 +82,20 @@ def fail(connection: EvmConnection) -> None:
     """Have another call fail on a dead node."""
     with pytest.raises(Unavailable), connection.watched():
         raise NotSent("node", "eth_call", "not reached")
+
+
+@pytest.mark.parametrize("how", ["refused", "lacked"])
+async def test_node_without_the_tag_of_deposits_is_unusable(how: str) -> None:
+    node = Node()
+    getattr(node, how).add(Tag.FINALIZED)
+    await EvmConnection(node, evm_network("arbitrum", 42161, TOKEN)).check()
+    tiers = (Threshold(0, 1), Threshold(9, DepthTag.FINALIZED))
+    connection = EvmConnection(node, evm_network("arbitrum", 42161, TOKEN, thresholds=tiers))
+    with pytest.raises(Unavailable), connection.watched():
+        await connection.check()
+    assert "the node of arbitrum names no block of the tag finalized" in str(connection.problem)
+    getattr(node, how).clear()
+    await connection.check()
 
 
 async def test_check_begun_before_a_failure_does_not_clear_it() -> None:

@@ -14,6 +14,7 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node_types import Block, LogFilter, LogRange, Tag
 from rpcsvc.settlement.onchain.evm.records import BlockPoint
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
+from rpcsvc.settlement.onchain.thresholds import DepthTag, Threshold
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.unit.evm_chain import (
     CONFIRMED,
@@ -116,7 +117,7 @@ async def test_minted_tokens_have_no_sender_to_send_them_back_to(reader: Reader)
 async def test_finalized_block_decides_without_a_confirmation_count(
     ledger: EvmDepositLedger,
 ) -> None:
-    reader = Reader(ledger, confirmations=None)
+    reader = Reader(ledger, thresholds=(Threshold(0, DepthTag.FINALIZED),))
     reader.chain.mine(count=5)
     await reader.poll()
     number = reader.chain.mine(("a", pays(5)))
@@ -125,6 +126,70 @@ async def test_finalized_block_decides_without_a_confirmation_count(
     assert await reader.poll() == {key("a"): SEEN}
     reader.chain.finalized = number
     assert await reader.poll() == {key("a"): CONFIRMED}
+
+
+TIERS = (Threshold(0, 1), Threshold(500, 4), Threshold(5_000, 8))
+
+
+@pytest.mark.parametrize(
+    ("units", "blocks"), [(499, 1), (500, 4), (4_999, 4), (5_000, 8), (9_000, 8)]
+)
+async def test_larger_deposit_waits_for_more_blocks(
+    ledger: EvmDepositLedger, units: int, blocks: int
+) -> None:
+    reader = Reader(ledger, thresholds=TIERS)
+    await reader.poll()
+    reader.chain.mine(("a", pays(units)))
+    for depth in range(1, blocks):
+        assert (await reader.poll()).get(key("a")) is (SEEN if depth == 1 else None)
+        reader.chain.mine()
+    assert await reader.poll() == {key("a"): CONFIRMED}
+
+
+async def test_deposits_to_one_address_count_as_one(ledger: EvmDepositLedger) -> None:
+    reader = Reader(ledger, thresholds=TIERS)
+    await reader.poll()
+    reader.chain.mine(("a", pays(300)), ("other", pays(300, to=1)))
+    reader.chain.mine(("b", pays(300)))
+    # The first one has two blocks; both together ask for four. The other address asks for one.
+    found = {key("a"): SEEN, key("b"): SEEN, key("other"): CONFIRMED}
+    assert await reader.poll() == found
+    reader.chain.mine(count=2)
+    assert await reader.poll() == {key("a"): CONFIRMED}
+
+
+async def test_confirmed_deposit_is_final_at_the_last_threshold(ledger: EvmDepositLedger) -> None:
+    reader = Reader(ledger, thresholds=TIERS)
+    await reader.poll()
+    reader.chain.mine(("a", pays(5)))
+    assert await reader.poll() == {key("a"): CONFIRMED}
+    for _ in range(6):
+        reader.chain.mine()
+        assert await reader.poll() == {}
+        assert not await reader.scanner.is_final(key("a"))
+    reader.chain.mine()
+    assert not await reader.scanner.is_final(key("a")), "not before a scan has seen the block"
+    await reader.poll()
+    assert await reader.scanner.is_final(key("a"))
+    assert not await reader.scanner.is_final(key("nowhere"))
+
+
+async def test_tagged_deposit_is_watched_until_it_is_final(ledger: EvmDepositLedger) -> None:
+    tiers = (Threshold(0, 1), Threshold(500, DepthTag.SAFE), Threshold(900, DepthTag.FINALIZED))
+    reader = Reader(ledger, thresholds=tiers)
+    await reader.poll()
+    number = reader.chain.mine(("a", pays(5)), ("b", pays(600, to=1)))
+    assert await reader.poll() == {key("a"): CONFIRMED, key("b"): SEEN}
+    # Longer than the scan looks back.
+    reader.chain.mine(count=100)
+    reader.chain.safe = number
+    assert await reader.poll() == {key("b"): CONFIRMED}
+    assert await reader.poll() == {}
+    assert not await reader.scanner.is_final(key("a"))
+    reader.chain.finalized = number
+    await reader.poll()
+    assert await reader.scanner.is_final(key("a"))
+    assert await reader.scanner.is_final(key("b"))
 
 
 # --- blocks that are replaced --------------------------------------------------------------------
@@ -479,13 +544,13 @@ async def test_a_late_node_after_a_restart_takes_no_confirmation_back(reader: Re
 async def test_a_node_that_names_no_finalized_block_is_reported(
     ledger: EvmDepositLedger,
 ) -> None:
-    reader = Reader(ledger, confirmations=None)
+    reader = Reader(ledger, thresholds=(Threshold(0, DepthTag.FINALIZED),))
     await reader.poll()
     reader.chain.finalized = 10**6
     reader.chain.mine(("a", pays(5)))
     with pytest.raises(Unavailable):
         await reader.poll()
-    assert "no finalized block" in str(reader.scanner.problem)
+    assert "no block of the tag finalized" in str(reader.scanner.problem)
 
 
 async def test_contradicting_nodes_confirm_and_move_nothing(
@@ -538,7 +603,7 @@ async def test_an_event_without_a_receipt_holds_the_cursor_back(
 async def test_deposit_recorded_in_a_wrong_block_is_corrected_when_due(
     ledger: EvmDepositLedger,
 ) -> None:
-    reader = Reader(ledger, confirmations=12)
+    reader = Reader(ledger, thresholds=(Threshold(0, 12),))
     await reader.poll()
     reader.chain.mine(("a", pays(5)))
     for _ in range(6):

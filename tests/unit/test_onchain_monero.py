@@ -11,8 +11,8 @@ from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.deposits import is_timelocked
 from rpcsvc.settlement.onchain.monero.records import (
     MoneroPayment,
-    Threshold,
 )
+from rpcsvc.settlement.onchain.thresholds import Threshold
 from tests.chain_options import monero_options
 
 XMR = 10**12

@@ -22,7 +22,7 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo, NodeTransaction
-from rpcsvc.settlement.onchain.monero.records import Threshold, WalletRecord
+from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Output,
     OutputFilter,
@@ -32,6 +32,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
     WalletTransferKind,
 )
+from rpcsvc.settlement.onchain.thresholds import Threshold
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.chain_options import monero_options
 from tests.logs import captured

@@ -9,6 +9,8 @@ import pytest
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import OnchainSettings, chains_toml
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
+from rpcsvc.settlement.onchain.thresholds import DepthTag, Threshold
 from rpcsvc.settlement.onchain.wiring import (
     evm_nodes,
     monero_options,
@@ -72,10 +74,68 @@ def test_usdc_is_of_test_networks_where_the_xmr_is(monero: Any) -> None:
 def test_finality_for_what_is_no_chain_is_refused_not_left_out(name: str) -> None:
     chains = load_chains(chains_toml(None))
     nodes = ("ethereum=http://127.0.0.1:1",)
-    with pytest.raises(SettingsError, match=f"onchain.finalized: received {name}; .*ethereum"):
-        served_chains(OnchainSettings(nodes=nodes, finalized=("arbitrum", name)), chains)
-    made = served_chains(OnchainSettings(nodes=nodes, finalized=("arbitrum", "ethereum")), chains)
+    given = ("arbitrum=0=20", f"{name}=0=finalized")
+    problem = f"onchain.usdc_confirmations: received {name}; .*ethereum"
+    with pytest.raises(SettingsError, match=problem):
+        served_chains(OnchainSettings(nodes=nodes, usdc_confirmations=given), chains)
+    given = ("arbitrum=0=20", "ethereum=0=finalized")
+    made = served_chains(OnchainSettings(nodes=nodes, usdc_confirmations=given), chains)
     assert [chain.name for chain in made.all()] == ["ethereum"]
+
+
+_WAITED = {
+    "arbitrum": 20, "ethereum": 12, "base": 20, "optimism": 20, "polygon": 64, "avalanche": 12,
+}  # fmt: skip
+
+
+def network(name: str, *given: str) -> EvmNetwork:
+    """A network of the table of chains that is shipped, with ``usdc_confirmations``."""
+    nodes = (f"{name}=http://127.0.0.1:1",)
+    settings = OnchainSettings(nodes=nodes, usdc_confirmations=given)
+    chains = load_chains(chains_toml(None))
+    return evm_nodes(settings, served_chains(settings, chains))[0].network
+
+
+def test_usdc_confirmations_replace_those_of_the_chain_alone() -> None:
+    given = ("arbitrum=0=2", "arbitrum=900.5=safe", "base=0=7")
+    assert network("arbitrum", *given).thresholds == (
+        Threshold(0, 2),
+        Threshold(900_500_000, DepthTag.SAFE),
+    )
+    assert network("base", *given).thresholds == (Threshold(0, 7),)
+    assert network("polygon", *given).thresholds == (Threshold(0, 64),)
+
+
+@pytest.mark.parametrize("bounds", [(), ("all=500",), ("each=500",), ("all=9", "base=9", "each=0")])
+def test_without_a_bound_only_final_deposits_count(bounds: tuple[str, ...]) -> None:
+    """The quoted time is then that of finality, too."""
+    nodes = ("arbitrum=http://127.0.0.1:1",)
+    settings = OnchainSettings(nodes=nodes, unfinal_usd=bounds)
+    served = served_chains(settings, load_chains(chains_toml(None)))
+    (node,) = evm_nodes(settings, served)
+    assert node.network.thresholds == (Threshold(0, 20),)
+    assert monero_options(settings).thresholds == (Threshold(0, 20),)
+
+
+def test_bound_on_what_is_no_network_is_refused() -> None:
+    nodes = ("arbitrum=http://127.0.0.1:1",)
+    settings = OnchainSettings(nodes=nodes, unfinal_usd=("all=9", "arbitrun=9"))
+    with pytest.raises(SettingsError, match=r"onchain.unfinal_usd: received arbitrun; .*monero"):
+        served_chains(settings, load_chains(chains_toml(None)))
+
+
+def test_shipped_tiers_end_with_what_was_always_waited_for() -> None:
+    given = {name: network(name).thresholds for name in _WAITED}
+    assert {name: tiers[-1].depth for name, tiers in given.items()} == _WAITED
+    assert all(tiers[-1].units <= 500 * 10**6 for tiers in given.values())
+
+
+@pytest.mark.parametrize(
+    ("chain", "tag"), [("polygon", "safe"), ("avalanche", "safe"), ("avalanche", "finalized")]
+)
+def test_tag_that_says_nothing_on_a_chain_is_refused(chain: str, tag: str) -> None:
+    with pytest.raises(SettingsError, match=f"usdc_confirmations of {chain}: received '0={tag}'"):
+        network(chain, f"{chain}=0={tag}")
 
 
 @pytest.mark.parametrize("count", ["1_0", "\uff11\uff10", "+10", " 10", "", "1e1"])

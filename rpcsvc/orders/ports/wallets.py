@@ -201,7 +201,7 @@ class OrderingWallets(Protocol):
         ...
 
     def required_confirmations(self, network: str, units: int) -> int:
-        """Return the confirmations that make deposits of ``units`` in all final on a network."""
+        """Return the confirmations after which deposits of ``units`` in all count on a network."""
         ...
 
     def states(self) -> Mapping[str, NetworkState]:
@@ -231,6 +231,13 @@ class Wallets(OrderingWallets, Protocol):
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """The order layer has committed these: final ones need not be shown again."""
+        ...
+
+    async def is_final(self, key: DepositKey) -> bool:
+        """Return whether a confirmed deposit has all confirmations that its network ever asks for.
+
+        Until then its payout is at risk (domain/finality.py). Raises errors.Unavailable.
+        """
         ...
 
     def transfers_per_payment(self, network: str) -> int:

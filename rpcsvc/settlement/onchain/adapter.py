@@ -114,7 +114,13 @@ class ServedNetwork(Protocol):
         ...
 
     def required_confirmations(self, units: int) -> int:
-        """Return the confirmations after which deposits of ``units`` in all are final."""
+        """Return the confirmations after which deposits of ``units`` in all count."""
+        ...
+
+    async def is_final(self, key: DepositKey) -> bool:
+        """Return whether a deposit had all confirmations that the network asks for at most, at the
+        last scan.
+        """
         ...
 
 

@@ -252,7 +252,7 @@ class OnchainEngine(Wallets):
     """Settles by one adapter for each asset, and by their networks.
 
     ``reconciliations``: the check that must pass once, by asset, before anything is signed for it.
-    ``unserved``: the problem with orders that neither adapter serves; None: nothing. ``journal``:
+    ``looks`` into the database give problems for the operator, by name; None: nothing. ``journal``
     records payments before anything else does; nothing is signed while it takes none. ``has_time``:
     whether the lease under which money is moved still has time.
     """
@@ -265,7 +265,7 @@ class OnchainEngine(Wallets):
         floors: Mapping[Asset, int],
         poll_ms: int,
         reconciliations: Mapping[Asset, StartupReconciliation] | None = None,
-        unserved: Callable[[], Awaitable[str | None]] | None = None,
+        looks: Mapping[str, Callable[[], Awaitable[str | None]]] | None = None,
         journal: PaymentJournal | None = None,
         has_time: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -278,7 +278,7 @@ class OnchainEngine(Wallets):
         self._guard = guard
         self._floors = floors
         self._reconciliations = dict(reconciliations or {})
-        self._unserved = unserved
+        self._looks = looks or {}
         self._journal = journal
         self._has_time = has_time
         self._faults: dict[Asset, str] = {}
@@ -424,6 +424,10 @@ class OnchainEngine(Wallets):
     def required_confirmations(self, network: str, units: int) -> int:
         return self._of(network).required_confirmations(units)
 
+    @override
+    async def is_final(self, key: DepositKey) -> bool:
+        return await self._of(key.network).is_final(key)
+
     # --- transfers -----------------------------------------------------------------------------
 
     @override
@@ -476,20 +480,12 @@ class OnchainEngine(Wallets):
             for adapter in self._adapters.values()
         ]
         checks += [(asset.symbol, _upkeep(fault)) for asset, fault in self._faults.items()]
-        checks += [("orders", await self._without_node())]
+        checks += [(name, await _told(look)) for name, look in self._looks.items()]
         if self._journal is not None:
             checks.append(("payouts", self._journal.health()))
         wrong = [f"{name}: {check.detail}" for name, check in checks if not check.ok]
         notes = [text for each in found.values() for text in texts_of(each, Severity.NOTE)]
         return Health(not wrong, "; ".join(wrong + notes) or None)
-
-    async def _without_node(self) -> Health:
-        """Return whether a node serves the network of each order: the others wait for ever."""
-        try:
-            problem = await self._unserved() if self._unserved else None
-        except Unavailable:
-            return Health(True)  # the database's own health tells
-        return Health(problem is None, problem)
 
     def _above_floor(self, adapter: ChainAdapter) -> Health:
         """Return whether the wallet holds at least the operator's floor."""
@@ -517,6 +513,15 @@ class OnchainEngine(Wallets):
 
 async def _acknowledge(adapter: ChainAdapter, sightings: Sequence[DepositSighting]) -> None:
     await adapter.acknowledge([item for item in sightings if item.key.network in adapter.networks])
+
+
+async def _told(look: Callable[[], Awaitable[str | None]]) -> Health:
+    """Return the health of a look into the database."""
+    try:
+        problem = await look()
+    except Unavailable:
+        return Health(True)  # the database's own health tells
+    return Health(problem is None, problem)
 
 
 def _upkeep(fault: str) -> Health:

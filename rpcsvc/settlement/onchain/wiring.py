@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,6 @@ from rpcsvc.domain.chains import Chain, ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, as_units, parse_amount
 from rpcsvc.domain.reservations import counted
 from rpcsvc.engine_context import EngineContext
-from rpcsvc.errors import ServiceError
 from rpcsvc.orders.policy import MakeOrders
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.ports.wallets import NetworkNames, OrderingWallets
@@ -27,7 +25,7 @@ from rpcsvc.orders.shared_wallets import PublishedWallets, WalletPublisher
 from rpcsvc.orders.withdrawals import WithdrawalLimits, read_allow_list
 from rpcsvc.rates.sources import rate_source
 from rpcsvc.settings import Settings, SettingsError
-from rpcsvc.settings_onchain import InventorySettings, OnchainSettings
+from rpcsvc.settings_onchain import ALL_NETWORKS, EACH_NETWORK, InventorySettings, OnchainSettings
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, DaemonEndpoint, HasTime, always
 from rpcsvc.settlement.onchain.engine import Caps, OnchainEngine, PayoutGuard, SignedPayments
 from rpcsvc.settlement.onchain.evm.adapter import (
@@ -49,12 +47,19 @@ from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero.records import MoneroOptions, Threshold
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, StartupReconciliation
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch, SharedPause
+from rpcsvc.settlement.onchain.thresholds import (
+    DepthTag,
+    Threshold,
+    Thresholds,
+    read_thresholds,
+)
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders
+from rpcsvc.store.finality import FinalityRows, loss_problem
 from rpcsvc.store.replicas import SharedWallets
 
 KEY_FILE: Final = "evm-mnemonic"
@@ -63,8 +68,6 @@ _WEI: Final = 10**18
 _LEAST_RESERVE: Final = 256
 # Confirmations of what took the inputs of an XMR payout.
 _FAILED_AFTER: Final = 30
-# int() takes more than people mean by a number: 1_0, digits of any script.
-_COUNT: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 
 @asynccontextmanager
@@ -198,7 +201,10 @@ async def _engine(
         floors=floors(settings),
         poll_ms=settings.poll_ms,
         reconciliations=reconciliations,
-        unserved=unserved.problem,
+        looks={
+            "orders": unserved.problem,
+            "deposits": lambda: loss_problem(FinalityRows(tables), clock.now_ms()),
+        },
         journal=journal,
         has_time=context.lease.has_time,
     )
@@ -229,12 +235,21 @@ def served_chains(settings: OnchainSettings, chains: ChainRegistry) -> ChainRegi
                 f" {', '.join(known)}, such as arbitrum=http://127.0.0.1:8545"
             ]
         )
-    # A name that is no chain's would leave the deposits of the meant chain without finality.
-    if unknown := sorted(set(settings.finalized) - set(known)):
+    # A name that is no chain's would leave the deposits of the meant chain at the default.
+    named = {text.split("=", 1)[0] for text in settings.usdc_confirmations}
+    if unknown := sorted(named - set(known)):
         raise SettingsError(
             [
-                f"onchain.finalized: received {', '.join(unknown)}; allowed: names of the chains"
-                f" {', '.join(known)}"
+                f"onchain.usdc_confirmations: received {', '.join(unknown)}; allowed: names of the"
+                f" chains {', '.join(known)}"
+            ]
+        )
+    bounded = {text.split("=", 1)[0] for text in settings.unfinal_usd}
+    if unknown := sorted(bounded - {*known, MONERO, ALL_NETWORKS, EACH_NETWORK}):
+        raise SettingsError(
+            [
+                f"onchain.unfinal_usd: received {', '.join(unknown)}; allowed: {ALL_NETWORKS},"
+                f" {EACH_NETWORK}, {MONERO}, and names of the chains {', '.join(known)}"
             ]
         )
     return ChainRegistry(known[name] for name in nodes)
@@ -293,7 +308,11 @@ def monero_options(settings: OnchainSettings) -> MoneroOptions:
             nettype="fakechain" if regtest else settings.monero_network,
             wallet_file=settings.wallet_file or None,
             wallet_password=_revealed(settings.wallet_file_password) or "",
-            thresholds=tuple(_threshold(text) for text in settings.xmr_confirmations),
+            thresholds=_within_bounds(
+                settings,
+                MONERO,
+                read_thresholds("onchain.xmr_confirmations", settings.xmr_confirmations, XMR),
+            ),
             settled_after=settings.xmr_settled_after,
             # A rival of a payout is final no earlier than a payout is.
             failed_after=max(_FAILED_AFTER, settings.xmr_settled_after),
@@ -305,26 +324,6 @@ def monero_options(settings: OnchainSettings) -> MoneroOptions:
         )
     except ValueError as error:
         raise SettingsError([f"onchain: {error}"]) from error
-
-
-def _threshold(text: str) -> Threshold:
-    amount, _, confirmations = text.partition("=")
-    try:
-        units = 0 if amount == "0" else parse_amount(amount, XMR).units
-        return Threshold(units, _count(confirmations))
-    except (ServiceError, ValueError) as error:
-        raise SettingsError(
-            [
-                f"onchain.xmr_confirmations: received {text[:80]!r}; allowed: XMR=confirmations,"
-                ' rising from 0, such as "0=10, 50=20"'
-            ]
-        ) from error
-
-
-def _count(text: str) -> int:
-    if not _COUNT.fullmatch(text):
-        raise ValueError(text)
-    return int(text)
 
 
 # --- USDC ------------------------------------------------------------------------------------
@@ -356,11 +355,20 @@ def _network(settings: OnchainSettings, chain: Chain, coin_price: int) -> EvmNet
     names = NetworkNames.of_usdc(chain, is_test=settings.has_test_networks)
     highest_fee = settings.highest_gas_usd * 10**USDC.decimals * _WEI // coin_price
     depth = chain.confirmations
+    seconds = {
+        tag: seconds
+        for tag, seconds in (
+            (DepthTag.SAFE, chain.safe_seconds),
+            (DepthTag.FINALIZED, chain.finalized_seconds),
+        )
+        if seconds is not None
+    }
     return EvmNetwork(
         name=chain.name,
         chain_id=names.chain_id,
         token=names.token or "",
-        confirmations=None if chain.name in settings.finalized else depth,
+        thresholds=_usdc_thresholds(settings, chain, seconds),
+        tag_seconds=seconds,
         settled_after=depth,
         failed_after=depth * 3,
         block_seconds=chain.block_time_ms / 1000,
@@ -371,7 +379,28 @@ def _network(settings: OnchainSettings, chain: Chain, coin_price: int) -> EvmNet
     )
 
 
+def _usdc_thresholds(
+    settings: OnchainSettings, chain: Chain, allowed: Collection[DepthTag]
+) -> Thresholds:
+    """When deposits on a chain count: by the settings, or else by the table of chains."""
+    pairs = (text.split("=", 1) for text in settings.usdc_confirmations)
+    if given := [value for name, value in pairs if name == chain.name]:
+        where = f"onchain.usdc_confirmations of {chain.name}"
+    else:
+        given = list(chain.deposit_confirmations or (f"0={chain.confirmations}",))
+        where = f"chains_file: deposit_confirmations of {chain.name}"
+    found = read_thresholds(where, given, USDC, allowed)
+    return _within_bounds(settings, chain.name, found)
+
+
 # --- both ------------------------------------------------------------------------------------
+
+
+def _within_bounds(settings: OnchainSettings, network: str, thresholds: Thresholds) -> Thresholds:
+    """The thresholds of a network; the final one alone where nothing may be at risk."""
+    if all(most for _, most in settings.finality.on(network)):
+        return thresholds
+    return (Threshold(0, thresholds[-1].depth),)
 
 
 def _monero_networks(settings: OnchainSettings) -> frozenset[MoneroNetwork]:

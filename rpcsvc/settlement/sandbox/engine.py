@@ -290,6 +290,10 @@ class SandboxEngine(Wallets, RateSource):
     def required_confirmations(self, network: str, units: int) -> int:
         return self._options.confirmations[asset_of(network).symbol]
 
+    @override
+    async def is_final(self, key: DepositKey) -> bool:
+        return True
+
     # --- transfers ---
 
     @override

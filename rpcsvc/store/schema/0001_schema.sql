@@ -143,6 +143,9 @@ CREATE TABLE deposits (
 ) STRICT;
 
 CREATE INDEX deposits_by_order ON deposits (order_id);
+-- Those that vanished after a payout or refund of them was signed.
+CREATE INDEX deposits_lost ON deposits (network)
+    WHERE state = 'removed' AND transfer_id IS NOT NULL;
 
 CREATE TRIGGER deposits_keep_what_they_are BEFORE UPDATE ON deposits
 WHEN OLD.seq IS NOT NEW.seq OR OLD.network IS NOT NEW.network OR OLD.txid IS NOT NEW.txid
@@ -293,7 +296,7 @@ CREATE INDEX reservations_by_client ON reservations (client) WHERE kind = 'unfun
 
 -- The sums of reservations, kept by the triggers below: of a network in all ('total'), and of its
 -- unfunded ones by who asked: anybody ('all'), callers known by an address alone ('by_address'), each
--- client. On the network '' a client's unfunded orders are counted. A transaction that adds to a sum
+-- client. The scope 'unfinal' has the sums of unfinal_deposits. On the network '' a client's unfunded orders are counted. A transaction that adds to a sum
 -- checks it before it commits, so that no two orders reserve the same money. A wallet's total is
 -- written before its other sums: two writers that wait for it do not wait for each other.
 CREATE TABLE reservation_sums (
@@ -349,6 +352,49 @@ BEGIN
     UPDATE reservation_sums SET number = number - 1 WHERE network = '' AND scope = OLD.client;
     DELETE FROM reservation_sums WHERE scope = OLD.client AND number = 0;
 END;
+
+-- Deposits that orders count before they are final (rpcsvc/domain/finality.py), each with its worth in
+-- USDC units. A row is written by the commit that confirms its deposit. It goes once the deposit is
+-- final, or is gone unspent; it stays, with the time, when the deposit vanished after its payout.
+CREATE TABLE unfinal_deposits (
+    network      TEXT    NOT NULL,
+    txid         TEXT    NOT NULL,
+    output_index INTEGER NOT NULL,
+    order_id     TEXT    NOT NULL REFERENCES orders (order_id) DEFERRABLE INITIALLY DEFERRED,
+    units        INTEGER NOT NULL CHECK (units > 0),
+    lost_at      INTEGER,
+    PRIMARY KEY (network, txid, output_index)
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER unfinal_deposits_keep_their_worth BEFORE UPDATE ON unfinal_deposits
+WHEN OLD.network IS NOT NEW.network OR OLD.txid IS NOT NEW.txid
+    OR OLD.output_index IS NOT NEW.output_index OR OLD.order_id IS NOT NEW.order_id
+    OR OLD.units IS NOT NEW.units
+BEGIN SELECT RAISE(ABORT, 'a deposit that is not final keeps its order and worth'); END;
+
+-- The sum at risk: of a network, and on the network '' of all.
+CREATE TRIGGER unfinal_deposits_are_added_up AFTER INSERT ON unfinal_deposits
+BEGIN
+    INSERT INTO reservation_sums (scope, network, units, number)
+        SELECT 'unfinal', s.network, NEW.units, 1 FROM (
+            SELECT NEW.network AS network UNION ALL SELECT '') AS s
+        WHERE true
+        ON CONFLICT (scope, network) DO UPDATE SET
+            units = reservation_sums.units + excluded.units,
+            number = reservation_sums.number + 1;
+END;
+
+CREATE TRIGGER unfinal_deposits_are_taken_off AFTER DELETE ON unfinal_deposits
+BEGIN
+    UPDATE reservation_sums SET units = units - OLD.units, number = number - 1
+        WHERE scope = 'unfinal' AND network IN (OLD.network, '');
+END;
+
+-- Until when (ms) only final deposits count on a network, because one was lost after its payout.
+CREATE TABLE finality_holds (
+    network TEXT    PRIMARY KEY,
+    until   INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 
 -- Orders that each client made on a day (UTC, counted from the epoch). A day's orders delete
 -- the days before yesterday: a replica whose clock is a day ahead leaves today's counts.

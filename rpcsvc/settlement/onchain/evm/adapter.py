@@ -47,6 +47,7 @@ from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
 from rpcsvc.settlement.onchain.pause import PauseSwitch
+from rpcsvc.settlement.onchain.thresholds import DepthTag, threshold_of
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.authorizations import AuthorizationRecord
 
@@ -55,8 +56,6 @@ log = structlog.get_logger(__name__)
 
 _WEI: Final = 10**18
 _LOOK_SECONDS: Final = 5.0
-# How many blocks a node needs to call one finalized: two epochs of 32 slots, and some.
-_BLOCKS_TO_FINAL: Final = 70
 # How long an order waits for the answer; a slow node keeps nobody from ordering.
 WAIT_SECONDS: Final = 0.5
 KEPT_MS: Final = 60_000
@@ -246,8 +245,15 @@ class EvmNetworkAdapter(ServedNetwork):
 
     @override
     def required_confirmations(self, units: int) -> int:
-        depth = self.network.confirmations
-        return _BLOCKS_TO_FINAL if depth is None else depth
+        depth = threshold_of(self.network.thresholds, units).depth
+        if isinstance(depth, DepthTag):
+            seconds = self.network.tag_seconds[depth]
+            return math.ceil(seconds / self.network.block_seconds)
+        return depth
+
+    @override
+    async def is_final(self, key: DepositKey) -> bool:
+        return await self.deposits.is_final(key)
 
     async def observe(self) -> Observation:
         """Return deposits that changed; none while the node is out.

@@ -9,6 +9,7 @@ one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
@@ -20,12 +21,12 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
-from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient, EvmConnection
-from rpcsvc.settlement.onchain.evm.node_types import Block, LogRange, Tag
+from rpcsvc.settlement.onchain.evm.node_types import Block, LogRange
 from rpcsvc.settlement.onchain.evm.records import CursorMove, EvmCursor, EvmDeposit
 from rpcsvc.settlement.onchain.evm.scan import EventReader, ForkFinder, Paid, PoolWatch
+from rpcsvc.settlement.onchain.thresholds import DepthTag, tags, threshold_of
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +43,8 @@ _RETURN_MS: Final = 60_000
 class ScanPass(Struct):
     """State of one pass. ``reached``: the last block up to which all events were read.
 
-    ``stored`` are the deposits as the database has them. ``settled`` is False when the chain
+    ``stored`` are the deposits as the database has them, ``totals`` their units in blocks, by
+    address. ``settled`` is False when the chain
     changed while it was looked at: the next pass begins where this one did. ``missing`` are the
     transactions that the node did not have, and had at the pass before.
     """
@@ -55,6 +57,7 @@ class ScanPass(Struct):
     deposits: dict[DepositKey, EvmDeposit] = field(default_factory=dict)
     stored: dict[DepositKey, EvmDeposit] = field(default_factory=dict)
     keys: dict[str, set[DepositKey]] = field(default_factory=dict)
+    totals: Counter[int] = field(default_factory=Counter)
     blocks: dict[int, Block | None] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
 
@@ -66,6 +69,11 @@ class ScanPass(Struct):
 
     def put(self, item: EvmDeposit) -> None:
         """Take in a deposit as it is now."""
+        before = self.deposits.get(item.key)
+        if before is not None and before.block_number is not None:
+            self.totals[before.address_index] -= before.units
+        if item.block_number is not None:
+            self.totals[item.address_index] += item.units
         self.deposits[item.key] = item
         self.keys.setdefault(item.txid, set()).add(item.key)
 
@@ -130,7 +138,8 @@ class EvmDepositScanner:
         self._span = WIDEST_LOG_RANGE
         self._height = -1
         self._recorded_height = -1
-        self._finalized = -1
+        self._tagged: Mapping[DepthTag, int] = {}
+        self._recorded_tagged: Mapping[DepthTag, int] = {}
         self._missing: Set[str] = frozenset()
         self._next: CursorMove | None = None
         self.problem: str | None = "not started"
@@ -188,10 +197,20 @@ class EvmDepositScanner:
         """
         # Read first: a deposit that is newer is never deeper.
         height = self._recorded_height if height is None else height
+        number = await self._block_of(key)
+        return 0 if number is None else max(0, height - number + 1)
+
+    async def is_final(self, key: DepositKey) -> bool:
+        """Return whether the deposit was as deep at the last scan as the last threshold asks."""
+        height, tagged = self._recorded_height, self._recorded_tagged
+        number = await self._block_of(key)
+        final = self._network.thresholds[-1].depth
+        return number is not None and _is_at(final, number, height, tagged)
+
+    async def _block_of(self, key: DepositKey) -> int | None:
+        """Return the block of a deposit; None when it is gone, or was missing at the last scan."""
         found = await self._ledger.deposit(key)
-        if found is None or found.block_number is None or key.txid in self._missing:
-            return 0
-        return max(0, height - found.block_number + 1)
+        return None if found is None or key.txid in self._missing else found.block_number
 
     # --- one pass ------------------------------------------------------------------------------
 
@@ -212,6 +231,7 @@ class EvmDepositScanner:
         states = {key: await self._state(item, scanned) for key, item in scanned.deposits.items()}
         await self._remember(scanned, states)
         self._missing, self._recorded_height = scanned.missing, self._height
+        self._recorded_tagged = self._tagged
         await self._plan_move(scanned)
         has_all = scanned.reached.number >= head.number
         if scanned.settled and has_all and self._connection.stall() is None:
@@ -352,27 +372,25 @@ class EvmDepositScanner:
     def _is_doubtful(self, item: EvmDeposit, scanned: ScanPass) -> bool:
         if item.block_number is None or item.block_number > scanned.reached.number:
             return False
-        due = item.acknowledged is not DepositState.CONFIRMED and self._is_deep(item.block_number)
+        due = item.acknowledged is not DepositState.CONFIRMED and self._is_deep(item, scanned)
         return due or item.block_number > scanned.fork.number
 
     # --- states --------------------------------------------------------------------------------
 
     async def _rise(self, scanned: ScanPass, head: Block) -> None:
-        """Note the height of the chain, and of its finalized part where that decides."""
+        """Note the height of the chain, and of its tagged parts where they decide."""
         self._height = head.number
-        if self._network.confirmations is None and scanned.deposits:
-            finalized = await self._client.block(Tag.FINALIZED)
-            if finalized is None:
-                raise ChainUnusable(
-                    f"the node of {self._network.name} names no finalized block: set how many"
-                    " confirmations make a deposit final there"
-                )
-            self._finalized = finalized.number
+        if scanned.deposits:
+            asked = tags(self._network.thresholds)
+            self._tagged = {tag: await self._connection.tagged(tag) for tag in asked}
 
-    def _is_deep(self, number: int) -> bool:
-        if self._network.confirmations is None:
-            return number <= self._finalized
-        return self._height - number + 1 >= self._network.confirmations
+    def _is_deep(self, item: EvmDeposit, scanned: ScanPass) -> bool:
+        """Return whether a mined deposit is as deep as the total of its address asks."""
+        needed = threshold_of(self._network.thresholds, scanned.totals[item.address_index]).depth
+        return self._is_at(needed, item.block_number)
+
+    def _is_at(self, depth: int | DepthTag, number: int | None) -> bool:
+        return number is not None and _is_at(depth, number, self._height, self._tagged)
 
     async def _state(self, item: EvmDeposit, scanned: ScanPass) -> DepositState:
         """The state of a deposit by the chain, as far as this pass has read it."""
@@ -382,7 +400,7 @@ class EvmDepositScanner:
         if item.acknowledged is DepositState.CONFIRMED and item.block_hash == before.block_hash:
             # It stays so while its block stays, even if the node that answers now lags.
             return DepositState.CONFIRMED
-        if self._is_deep(item.block_number) and await scanned.still_has(item):
+        if self._is_deep(item, scanned) and await scanned.still_has(item):
             return DepositState.CONFIRMED
         return DepositState.SEEN
 
@@ -410,7 +428,8 @@ class EvmDepositScanner:
             return True
         if item.block_number is None:
             return False
-        return self._height - item.block_number < self._network.tracked_blocks
+        is_final = self._is_at(self._network.thresholds[-1].depth, item.block_number)
+        return not is_final or self._height - item.block_number < self._network.tracked_blocks
 
     async def _plan_move(self, scanned: ScanPass) -> None:
         """The position of the cursor once all sightings of this pass are committed."""
@@ -418,6 +437,13 @@ class EvmDepositScanner:
         if scanned.settled and await self._ledger.newest_cursor(self._network.name) != to:
             keep = to.number - self._network.tracked_blocks
             self._next = CursorMove(self._network.name, to, scanned.fork.number, keep)
+
+
+def _is_at(depth: int | DepthTag, number: int, height: int, tagged: Mapping[DepthTag, int]) -> bool:
+    """Return whether a block is at a depth, of a chain of this height."""
+    if isinstance(depth, DepthTag):
+        return number <= tagged.get(depth, -1)
+    return height - number + 1 >= depth
 
 
 def _paid(item: EvmDeposit) -> Paid:

@@ -62,6 +62,7 @@ from rpcsvc.settlement.onchain.evm.node_types import (
     Tag,
 )
 from rpcsvc.settlement.onchain.evm.records import BlockPoint, EvmNetwork
+from rpcsvc.settlement.onchain.thresholds import DepthTag, tags
 
 log = structlog.get_logger(__name__)
 
@@ -505,6 +506,8 @@ class EvmConnection:
         """Check chain and token, unless that was done since the node failed last."""
         if not self._is_checked:
             await self._check_network()
+            for tag in tags(self.network.thresholds):
+                await self.tagged(tag)
             self._domain = await self._checked_domain()
 
     async def _check_network(self) -> None:
@@ -514,6 +517,22 @@ class EvmConnection:
                 f"wrong network: the node of {self.network.name} is on chain {found}, not on"
                 f" {self.network.chain_id}"
             )
+
+    async def tagged(self, tag: DepthTag) -> int:
+        """Return the number of the newest block with a tag that deposits wait for.
+
+        Raises ChainUnusable for a node that does not know the tag: no block would be called final.
+        """
+        try:
+            block = await self.client.block(Tag(tag.value))
+        except NodeError:
+            block = None
+        if block is None:
+            raise ChainUnusable(
+                f"the node of {self.network.name} names no block of the tag {tag.value}: use"
+                " another node, or onchain.usdc_confirmations without the tag"
+            )
+        return block.number
 
     async def _checked_domain(self) -> usdc.Domain:
         """Return the contract's domain; its name differs between chains."""

@@ -32,10 +32,11 @@ _checksum: Final = lru_cache(maxsize=1024)(evm_checksum)
 
 
 class Tag(StrEnum):
-    """Blocks by name. FINALIZED is not known to every network."""
+    """Blocks by name. SAFE and FINALIZED are not known to every network."""
 
     LATEST = "latest"
     PENDING = "pending"
+    SAFE = "safe"
     FINALIZED = "finalized"
 
 

@@ -7,13 +7,16 @@ product (gas times fee) need not, and is never stored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 from msgspec import Struct
 
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.redacted import Redacted
+from rpcsvc.settlement.onchain.thresholds import DepthTag, Thresholds, rise
 
 
 class EvmWallet(Struct, frozen=True):
@@ -287,7 +290,8 @@ class EvmNetwork(Struct, frozen=True):
     """One chain. Units are USDC units, fees wei. Raises ValueError for what can't be meant.
 
     ``name`` is the network's name in orders; ``token`` the USDC contract (EIP-55).
-    ``confirmations`` make a deposit final; None: those blocks that the node calls finalized.
+    ``thresholds``: when a deposit counts, the last when it is final; all that an address received
+    lately counts as one deposit. ``tag_seconds``: how long a block typically takes to get a tag.
     ``settled_after`` and ``failed_after`` are confirmations: of a payout, and of what took its
     nonce. ``tracked_blocks``: how long a confirmed deposit or settled payout is still compared
     with the chain. ``start_block`` is where the first scan begins; None: the newest
@@ -301,7 +305,7 @@ class EvmNetwork(Struct, frozen=True):
     name: str
     chain_id: int
     token: str
-    confirmations: int | None
+    thresholds: Thresholds
     settled_after: int
     failed_after: int
     block_seconds: float
@@ -309,6 +313,7 @@ class EvmNetwork(Struct, frozen=True):
     gas_reserve: int
     sweep_units: int
     l1_fee_oracle: str | None
+    tag_seconds: Mapping[DepthTag, int] = MappingProxyType({})
     tracked_blocks: int = 2000
     start_block: int | None = None
     bump_after_ms: int = 60_000
@@ -322,7 +327,7 @@ class EvmNetwork(Struct, frozen=True):
         for field, bound in least.items():
             if getattr(self, field) < bound:
                 raise ValueError(f"{self.name}: {field} must be at least {bound}")
-        if self.confirmations is not None and self.confirmations < 1:
-            raise ValueError(f"{self.name}: confirmations must be at least 1")
+        if not rise(self.thresholds):
+            raise ValueError(f"{self.name}: thresholds must rise, from 0 units")
         if self.block_seconds <= 0:
             raise ValueError(f"{self.name}: block_seconds must be above 0")

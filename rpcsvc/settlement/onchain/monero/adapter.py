@@ -163,6 +163,10 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
     def required_confirmations(self, units: int) -> int:
         return self._options.required_confirmations(units)
 
+    @override
+    async def is_final(self, key: DepositKey) -> bool:
+        return await self._deposits.confirmations(key) >= self._options.final_confirmations
+
     # --- between passes ------------------------------------------------------------------------
 
     @override

@@ -364,7 +364,7 @@ class DepositScanner:
             return False
         if item.acknowledged is not DepositState.SEEN or item.height is None:
             return False
-        due = item.height + self._options.thresholds[-1].confirmations
+        due = item.height + self._options.final_confirmations
         return item.height <= self._fork and height - due >= _DAY_BLOCKS
 
     async def _records(

@@ -6,7 +6,7 @@ Units are piconero, heights count from 0, times are ms since the epoch unless sa
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct
 
@@ -14,6 +14,7 @@ from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.order import DepositState
 from rpcsvc.redacted import Redacted
 from rpcsvc.settlement.onchain.monero.wallet import MOST_ADDRESSES_PER_CALL
+from rpcsvc.settlement.onchain.thresholds import Thresholds, blocks, rise
 
 NETWORK: Final = MONERO_NETWORK
 _XMR: Final = 10**12
@@ -24,13 +25,6 @@ _NETWORK_NAMES: Final = {
     "testnet": "monero-testnet",
     "fakechain": "monero-regtest",
 }
-
-
-class Threshold(NamedTuple):
-    """The number of confirmations that deposits of ``units`` and more need."""
-
-    units: int
-    confirmations: int
 
 
 class MoneroOptions(Redacted, frozen=True):
@@ -53,7 +47,7 @@ class MoneroOptions(Redacted, frozen=True):
     nettype: str
     wallet_file: str | None
     wallet_password: str
-    thresholds: tuple[Threshold, ...]
+    thresholds: Thresholds
     settled_after: int
     failed_after: int
     pool_target: int
@@ -71,20 +65,14 @@ class MoneroOptions(Redacted, frozen=True):
         if self.nettype not in _NETWORK_NAMES:
             allowed = ", ".join(_NETWORK_NAMES)
             raise ValueError(f"nettype must be one of {allowed}, not {self.nettype}")
-        if not self.thresholds or self.thresholds[0].units != 0:
-            raise ValueError("thresholds must begin with one for 0 units")
-        if list(self.thresholds) != sorted(self.thresholds) or not self._thresholds_rise():
-            raise ValueError("thresholds must rise, in units and in confirmations")
+        if not rise(self.thresholds) or len(blocks(self.thresholds)) < len(self.thresholds):
+            raise ValueError("thresholds must be numbers of blocks that rise, from 0 units")
         least = {"settled_after": 1, "failed_after": 1, "tracked_blocks": 1, "reserve": 1}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} must be at least {bound}")
         if not 0 < self.pool_low <= self.pool_target:
             raise ValueError("pool_low must be above 0 and not above pool_target")
-
-    def _thresholds_rise(self) -> bool:
-        counts = [threshold.confirmations for threshold in self.thresholds]
-        return counts == sorted(counts) and counts[0] >= 1
 
     @property
     def address_nettype(self) -> str:
@@ -98,7 +86,12 @@ class MoneroOptions(Redacted, frozen=True):
 
     def required_confirmations(self, units: int) -> int:
         """The confirmations that a deposit of ``units`` needs."""
-        return max(item.confirmations for item in self.thresholds if item.units <= units)
+        return blocks(tuple(item for item in self.thresholds if item.units <= units))[-1]
+
+    @property
+    def final_confirmations(self) -> int:
+        """The confirmations that make a deposit final."""
+        return blocks(self.thresholds)[-1]
 
     @property
     def addresses_per_call(self) -> int:
