@@ -400,7 +400,7 @@ def _eaten_by_fees(
 
     ``minimum`` is the least that brings a unit.
     """
-    minimum = format_units(price.least(direction), amount.asset)
+    minimum = format_units(price.deposit_for(direction, 1), amount.asset)
     return AmountBelowMinimum(
         f"The fees on {chain.name} are more than {amount.display()} is worth: at least {minimum}"
         f" {amount.asset.symbol} has to be sent for anything to arrive.",
