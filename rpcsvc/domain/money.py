@@ -20,7 +20,7 @@ MAX_UNITS: Final = LARGEST_INTEGER
 LONGEST_AMOUNT = 40
 
 # Which details of a refusal are amounts.
-_LIMITS = ("minimum", "maximum", "maxNow")
+LIMITS: Final = ("minimum", "maximum", "maxNow")
 _UNITS = re.compile(r"[0-9]{1,30}", re.ASCII)
 
 
@@ -114,7 +114,7 @@ def reported_limits(
     """Details of a refusal with its limits in another unit: ``as_units`` or ``as_decimal``."""
     asset = next((a for a in (XMR, USDC) if a.symbol == details.get("asset")), None)
     return {
-        name: write(value, asset) if asset and name in _LIMITS and isinstance(value, str) else value
+        name: write(value, asset) if asset and name in LIMITS and isinstance(value, str) else value
         for name, value in details.items()
     }
 

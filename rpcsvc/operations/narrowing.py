@@ -105,6 +105,22 @@ def _both(typed: Json, narrow: Json) -> Json:
     return {**typed, "anyOf": branches}
 
 
+def one_of(first: str, other: str) -> Json:
+    """Schema that requires one of two properties as a string, and not both."""
+    return {
+        "oneOf": [
+            {"required": [name], "properties": {name: {"type": "string"}}}
+            for name in (first, other)
+        ]
+    }  # not beside properties: see ``chained``
+
+
+def not_both(first: str, other: str) -> Json:
+    """Schema that refuses two properties that are both strings."""
+    text = {"type": "string"}
+    return {"not": {"required": [first, other], "properties": {first: text, other: text}}}
+
+
 # --- single values ---
 
 
