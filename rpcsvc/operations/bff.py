@@ -204,8 +204,6 @@ def _in_bff_terms(service: Service, params: bff_models.BffQuoteParams) -> Iterat
 
 def _amount_refused(refusal: InputError, params: bff_models.BffQuoteParams) -> InputError:
     details = reported_limits(refusal.details or {}, as_units)
-    if "receive" in details:
-        details["receive"] = reported_limits(details["receive"], as_units)
     field, received = _named(params)
     return type(refusal)(refusal.message, field=field, received=received, details=details)
 

@@ -365,7 +365,8 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
     )
     if held:
         least = max(each.expected_output for each in held)
-        request = replace(request, least=least, accept=partial(_require_kept, held))
+        most = min(each.amount for each in held)
+        request = replace(request, least=least, most=most, accept=partial(_require_kept, held))
     claim = None
     digest = params.quote_digest
     shown = _fingerprint(intent, None if call.local_session else session, digest)

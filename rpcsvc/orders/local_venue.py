@@ -13,8 +13,8 @@ from typing_extensions import override
 from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
 from rpcsvc.domain.money import (
-    LIMITS,
     MAX_UNITS,
+    RECEIVE_LIMITS,
     USDC,
     XMR,
     Money,
@@ -441,19 +441,19 @@ def _exact_refused(refusal: InputError, request: QuoteRequest, price: Price) -> 
     sent, received = deposit_asset(request.direction), request.amount.asset
     limits: dict[str, str] = {}
     for name, text in (refusal.details or {}).items():
-        if name in LIMITS:
+        if name in RECEIVE_LIMITS:
             units = int(as_units(text, sent))
             arriving = max(1, price.output(request.direction, units))
             while name == "minimum" and price.deposit_for(request.direction, arriving) < units:
                 arriving += 1
-            limits[name] = format_units(arriving, received)
+            limits[RECEIVE_LIMITS[name]] = format_units(arriving, received)
     words = ", ".join(f"{name} {text}" for name, text in limits.items())
     return type(refusal)(
-        f"For {request.amount.display()} to arrive: {refusal.message} In {received.symbol} that"
-        f" arrive: {words}.",
+        f"For {request.amount.display()} to arrive: {refusal.message} In {received.symbol}:"
+        f" {words}.",
         field=request.amount_field,
         received=request.amount.text(),
-        details={**(refusal.details or {}), "receive": {**limits, "asset": received.symbol}},
+        details={**(refusal.details or {}), **limits, "receiveAsset": received.symbol},
     )
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain, ChainRegistry
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.domain.money import Asset, Money
+from rpcsvc.domain.money import MAX_UNITS, Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, Price, payout_asset
 from rpcsvc.domain.reservations import SOCKET, Admission, Client
@@ -140,7 +140,8 @@ class OrderRequest(Struct, frozen=True):
     ``twap``: swap it in chunks, if it is worth two or more. ``integrator``: who brought it.
     ``refund_address``: where refunds go, and nowhere else.
     ``client``: whose unfunded orders it is counted with. ``to_field``: the input that named ``to``.
-    ``least``: payout units that it must bring. ``accept`` raises QuoteChanged for a quote that the
+    ``least``: payout units that it must bring, and ``most``: deposit units that it may ask for, of
+    quotes that the caller holds it to. ``accept`` raises QuoteChanged for a quote that the
     caller does not accept. ``webhook``: where its events are sent. ``pays_gas`` as for a quote.
     """
 
@@ -155,6 +156,7 @@ class OrderRequest(Struct, frozen=True):
     client: Client = SOCKET
     to_field: str = "to"
     least: int = 0
+    most: int = MAX_UNITS
     accept: Callable[[VenueQuote], None] | None = None
     webhook: Webhook | None = None
     pays_gas: bool = False
