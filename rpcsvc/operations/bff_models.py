@@ -20,8 +20,8 @@ from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.operations import narrowing
 from rpcsvc.operations.models import (
     CheckoutUrl,
+    ExactAmount,
     Number,
-    ReceiveAmount,
     Time,
     TwapProgress,
     Units,
@@ -32,6 +32,7 @@ from rpcsvc.operations.models import (
 from rpcsvc.operations.narrowing import WHOLE, Networks
 from rpcsvc.operations.params import (
     AMOUNT_PATTERN,
+    Destination,
     FundingKind,
     OrderId,
     Params,
@@ -170,14 +171,7 @@ class BffOrderParams(BffQuoteParams):
 
     model_config = ConfigDict(title="BffOrderRequest")
 
-    to_address: Annotated[
-        str,
-        Field(
-            description="Where the payout goes: an EVM address for USDC, a Monero address for XMR."
-            " The checksum must hold, that of EIP-55 for an EVM address in mixed case. Addresses of"
-            " tokens and of the service itself are refused."
-        ),
-    ]
+    to_address: Destination
     session_id: SessionId | None = None
     twap_config: TwapConfig | None = None
     refund_address: RefundAddress | None = None
@@ -186,10 +180,8 @@ class BffOrderParams(BffQuoteParams):
     def cases(cls, networks: Networks) -> list[Json]:
         """Return the cases by direction, each without chunks where toAmount is given."""
         at_once = {"properties": {"disabled": {"const": True}}, "required": ["disabled"]}
-        exact = {
-            "if": {"required": ["toAmount"], "properties": {"toAmount": {"type": "string"}}},
-            "then": {"properties": {"twapConfig": at_once}},
-        }
+        wanted = {"toAmount": {"const": None}}, {"twapConfig": at_once}
+        exact = {"anyOf": [{"properties": each} for each in wanted]}
         return [{**case, "allOf": [*case["allOf"], exact]} for case in super().cases(networks)]
 
 
@@ -296,7 +288,7 @@ class BffNewOrder(View, frozen=True):
         str | UnsetType | None, about("There only for orders that were made with one.")
     ] = UNSET
     funding_gas: FundingGas | UnsetType | None = UNSET
-    receive_amount: ReceiveAmount = UNSET
+    receive_amount: ExactAmount | UnsetType | None = UNSET
 
 
 class BffOrder(View, frozen=True):
@@ -327,7 +319,7 @@ class BffOrder(View, frozen=True):
             " payment is under way."
         ),
     ] = UNSET
-    receive_amount: ReceiveAmount = UNSET
+    receive_amount: ExactAmount | UnsetType | None = UNSET
 
 
 class BffListItem(Struct, frozen=True):

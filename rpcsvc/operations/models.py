@@ -341,9 +341,8 @@ CheckoutUrl = Annotated[
 ]
 
 
-ReceiveAmount = Annotated[
-    Units | UnsetType | None,
-    about("What depositAmount pays exactly; there if the order was made for that."),
+ExactAmount = Annotated[
+    Units, about("What depositAmount pays exactly; there only if the order was made for that.")
 ]
 
 
@@ -368,7 +367,7 @@ class OrderView(View, frozen=True, kw_only=True):
     created_at: Time
     completed_at: Time | None
     twap: TwapProgress = UNSET
-    receive_amount: ReceiveAmount = UNSET
+    receive_amount: ExactAmount | UnsetType | None = UNSET
     expires_at: Annotated[Time, about("Until when a deposit is awaited.")]
     refund_address: Annotated[
         str | None, about("Where refunds go: as given at creation, or named later; else null.")

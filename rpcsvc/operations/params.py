@@ -49,18 +49,23 @@ def _as_text(schema: Json) -> None:
 ChainName = Annotated[
     str | int,
     Field(
-        description="The USDC side. A chain's alias or number, as capabilities list them, is taken"
-        " as well as its name, and names in capitals, too.",
+        description="The USDC side. An alias or a number, as capabilities list them, is taken, too,"
+        " in any case.",
         json_schema_extra=_as_text,
     ),
     WHOLE,
 ]
+_ABOVE_ZERO: Json = {
+    "pattern": AMOUNT_PATTERN,
+    "maxLength": LONGEST_AMOUNT,
+    "not": {"type": "string", "pattern": "^[0.]+$"},
+}
 Amount = Annotated[
     str,
     Field(
         description="What the user sends, as a decimal string: XMR for x2u, USDC for u2x. Its"
         " limits move with the rate: capabilities list them.",
-        json_schema_extra={"pattern": AMOUNT_PATTERN, "maxLength": LONGEST_AMOUNT},
+        json_schema_extra=_ABOVE_ZERO,
     ),
 ]
 ReceiveAmount = Annotated[
@@ -68,13 +73,13 @@ ReceiveAmount = Annotated[
     Field(
         description="In place of amount, what is to arrive exactly: USDC for x2u, XMR for u2x. The"
         " quote says what to send for it.",
-        json_schema_extra={"pattern": AMOUNT_PATTERN, "maxLength": LONGEST_AMOUNT},
+        json_schema_extra=_ABOVE_ZERO,
     ),
 ]
 Destination = Annotated[
     str,
     Field(
-        description="Where the payout goes: an EVM address for x2u, a Monero address for u2x. The"
+        description="Where the payout goes: an EVM address for USDC, a Monero address for XMR. The"
         " checksum must hold, that of EIP-55 for an EVM address in mixed case. Addresses of tokens"
         " and of the service itself are refused."
     ),
@@ -253,7 +258,7 @@ class PlanParams(Params):
             "to": narrowing.any_address((USDC, XMR), networks),
         }
         known = [_swap_case(direction, networks) for direction in DirectionKind]
-        one = narrowing.not_both(*_AMOUNTS)
+        one = {"allOf": [narrowing.not_both(*_AMOUNTS)]}
         return [case | one for case in (*known, {"properties": unknown})]
 
 
