@@ -96,8 +96,13 @@ class SwapIntent(Struct, frozen=True):
     @property
     def missing(self) -> list[str]:
         """Names of required inputs that are missing."""
-        found = {"direction": self.direction, "chain": self.chain, "amount": self.named}
-        return [name for name, value in {**found, "to": self.to}.items() if not value]
+        needed = (
+            ("direction", self.direction),
+            ("chain", self.chain),
+            ("amount", self.named),
+            ("to", self.to),
+        )
+        return [name for name, value in needed if not value]
 
 
 class Problems:

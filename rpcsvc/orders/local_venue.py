@@ -235,7 +235,7 @@ class LocalVenue(Venue):
             if not request.is_exact:
                 raise
             raise _exact_refused(refusal, request, price) from refusal
-        least = price.min_received(direction, deposit.units)
+        exact = output if request.is_exact else None
         quote = VenueQuote(
             direction=direction,
             chain=chain,
@@ -246,11 +246,11 @@ class LocalVenue(Venue):
             minimum=minimum,
             maximum=maximum,
             expected_output=output,
-            min_received=output if request.is_exact else least,
+            min_received=exact or price.min_received(direction, deposit.units),
             seconds=self._wallets.estimated_seconds(deposit, chain.name),
             price_locked_until=self._clock.now_ms() + self._policy.price_lock,
             funding_gas=gas,
-            receive_amount=output if request.is_exact else None,
+            receive_amount=exact,
         )
         return _Priced(quote, admission, rates)
 
