@@ -71,6 +71,7 @@ JWS_ALGORITHM: Final = "EdDSA"
 JWS_TYPE: Final = "service-order-attestation"
 DECIMALS: Final = {"x2u": 12, "u2x": 6}
 """Decimals of what is sent, by direction: XMR or USDC."""
+_REVERSE: Final = {"x2u": "u2x", "u2x": "x2u"}
 
 DEFAULT_MAX_AGE: Final = timedelta(minutes=5)
 MAX_SKEW: Final = timedelta(seconds=60)
@@ -580,8 +581,9 @@ class OrderTerms:
     3339 in UTC. ``network`` is ``sandbox`` for simulated money. ``issuer`` is the service's site
     address. ``refund_control`` says who decides where refunds go: ``address``, all of them go to
     ``refund_address``; ``session``, the holder of the session whose id (lower case) has the SHA-256
-    ``session_sha256``. ``price_locked_until`` is when the price lock ends at the latest; None,
-    and then no term of the attestation, where the service gives none.
+    ``session_sha256``. ``price_locked_until`` is when the price lock ends at the latest.
+    ``receive_amount`` is what ``deposit_amount`` pays exactly, if the order was made for that.
+    These two are None, and then no terms of the attestation, where there are none.
     """
 
     order_id: str
@@ -601,6 +603,7 @@ class OrderTerms:
     refund_address: str | None
     session_sha256: str
     price_locked_until: str | None = None
+    receive_amount: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in self._members():
@@ -608,6 +611,8 @@ class OrderTerms:
                 raise BadInput(f"{_WIRE[name]} can't be {_show(value)}.")
         if (self.refund_control == BY_ADDRESS) != (self.refund_address is not None):
             raise BadInput("refundControl is address if there is a refundAddress, else session.")
+        if self.receive_amount not in (None, self.min_received):
+            raise BadInput("receiveAmount is minReceived where there is one.")
 
     def _members(self) -> list[tuple[str, Any]]:
         return [(field.name, getattr(self, field.name)) for field in fields(self)]
@@ -617,7 +622,7 @@ class OrderTerms:
         return {
             _WIRE[name]: str(value) if name in _AMOUNTS else value
             for name, value in self._members()
-            if value is not None or name != _OPTIONAL
+            if value is not None or name not in _OPTIONAL
         }
 
     def canonical(self) -> bytes:
@@ -627,11 +632,13 @@ class OrderTerms:
     @classmethod
     def from_json(cls, value: object) -> OrderTerms:
         """The terms that ``as_json`` gave. Raises BadInput for anything else."""
-        if not isinstance(value, dict) or {*value, _WIRE[_OPTIONAL]} != set(_WIRE.values()):
+        optional = {_WIRE[name] for name in _OPTIONAL}
+        if not isinstance(value, dict) or {*value, *optional} != set(_WIRE.values()):
             raise BadInput(f"must have exactly the terms {', '.join(_WIRE.values())}.")
         members: dict[str, Any] = {name: value.get(wire) for name, wire in _WIRE.items()}
         for name in _AMOUNTS:
-            members[name] = _units(members[name], _WIRE[name])
+            if _WIRE[name] in value:
+                members[name] = _units(members[name], _WIRE[name])
         return cls(**members)
 
 
@@ -650,8 +657,8 @@ def _camel(name: str) -> str:
 
 
 _WIRE: Final = {field.name: _camel(field.name) for field in fields(OrderTerms)}
-_AMOUNTS: Final = ("deposit_amount", "expected_output", "min_received")
-_OPTIONAL: Final = "price_locked_until"
+_AMOUNTS: Final = ("deposit_amount", "expected_output", "min_received", "receive_amount")
+_OPTIONAL: Final = ("price_locked_until", "receive_amount")
 
 
 def _units(text: object, name: str) -> int:
@@ -678,6 +685,7 @@ _ALLOWED: Final = dict.fromkeys(_WIRE, _is_text) | {
     "deposit_amount": _is_units,
     "expected_output": _is_units,
     "min_received": _is_units,
+    "receive_amount": lambda value: value is None or _is_units(value),
     "expires_at": lambda value: parse_time(value) is not None,
     "issued_at": lambda value: parse_time(value) is not None,
     "price_locked_until": lambda value: value is None or parse_time(value) is not None,
@@ -693,6 +701,8 @@ class Expected:
     """The order as the verifier knows it from its own inputs. Take nothing of it from the token.
 
     ``amount`` is what was ordered, as a decimal string ("0.8"): XMR for ``x2u``, USDC for ``u2x``.
+    ``receive_amount``, in its place or beside it, is what must arrive exactly, in the other asset;
+    ``max_deposit`` is then the most that may have to be sent for it.
     ``chain_id`` is the USDC chain's number; ``to`` is where the payout must go; ``issuer`` the
     service's site address. ``refund_to`` is the refund address that the order must have been made
     with, ``session`` the id of the session that it must have been made in: without one of them
@@ -704,12 +714,14 @@ class Expected:
 
     direction: str
     chain_id: int
-    amount: str
+    amount: str | None = None
     to: str
     issuer: str
     refund_to: str | None = None
     session: str | None = None
     min_received: str | None = None
+    receive_amount: str | None = None
+    max_deposit: str | None = None
     deposit_address: str | None = None
     token: str | None = None
     order_id: str | None = None
@@ -736,7 +748,11 @@ class Expected:
         for name in ("token", "order_id", "network"):
             if getattr(self, name) is not None and not _is_text(getattr(self, name)):
                 raise BadInput(f"{name} can't be {_show(getattr(self, name))}.")
-        _ = self.deposit_units, self.least_units
+        if self.amount is None and self.receive_amount is None:
+            raise BadInput(
+                "amount is missing: say what is sent, or in receive_amount what arrives."
+            )
+        _ = self.deposit_units, self.least_units, self.receive_units, self.most_units
 
     def _check_addresses(self) -> None:
         evm, monero = (_EVM, "an EVM address"), (_MONERO, "a Monero address")
@@ -757,24 +773,37 @@ class Expected:
                 )
 
     @property
-    def deposit_units(self) -> int:
+    def deposit_units(self) -> int | None:
         """``amount`` in atomic units of what is sent."""
-        return _read_amount("amount", self.amount, DECIMALS[self.direction])
+        return self._units("amount", self.amount, self.direction)
+
+    @property
+    def most_units(self) -> int | None:
+        """``max_deposit`` in atomic units of what is sent."""
+        return self._units("max_deposit", self.max_deposit, self.direction)
 
     @property
     def least_units(self) -> int:
         """``min_received`` in atomic units of what is paid out; 0 without one."""
-        if self.min_received is None:
-            return 0
-        payout = {"x2u": "u2x", "u2x": "x2u"}[self.direction]
-        return _read_amount("min_received", self.min_received, DECIMALS[payout])
+        return self._units("min_received", self.min_received, _REVERSE[self.direction]) or 0
+
+    @property
+    def receive_units(self) -> int | None:
+        """``receive_amount`` in atomic units of what is paid out."""
+        return self._units("receive_amount", self.receive_amount, _REVERSE[self.direction])
+
+    @staticmethod
+    def _units(name: str, amount: str | None, sent_in: str) -> int | None:
+        """An amount, of the asset that is sent in a direction, in atomic units."""
+        return None if amount is None else _read_amount(name, amount, DECIMALS[sent_in])
 
     def terms(self) -> dict[str, str | int]:
         """The terms that follow from this, under their names on the wire."""
         known: dict[str, str | int | None] = {
             "direction": self.direction,
             "chainId": self.chain_id,
-            "depositAmount": str(self.deposit_units),
+            "depositAmount": None if self.amount is None else str(self.deposit_units),
+            "receiveAmount": None if self.receive_amount is None else str(self.receive_units),
             "toAddress": self.to,
             "issuer": self.issuer.rstrip("/"),
             "refundAddress": self.refund_to,
@@ -906,10 +935,13 @@ def _read_terms(raw: bytes) -> OrderTerms:
 def _compare(expected: Expected, terms: OrderTerms) -> None:
     actual = terms.as_json()
     wrong = {
-        name: f"{name} is {_show(actual[name])}, not {_show(value)}"
+        name: f"{name} is {_show(actual.get(name))}, not {_show(value)}"
         for name, value in expected.terms().items()
-        if _folded(actual[name]) != _folded(value)
+        if _folded(actual.get(name)) != _folded(value)
     }
+    most = expected.most_units
+    if most is not None and terms.deposit_amount > most:
+        wrong["depositAmount"] = f"depositAmount is {terms.deposit_amount}, more than {most}"
     if terms.min_received < expected.least_units:
         wrong["minReceived"] = (
             f"minReceived is {terms.min_received}, less than {expected.least_units}"
@@ -1171,12 +1203,14 @@ VERIFIED, NOT_VERIFIED, WRONG_USE, NOT_REACHED = 0, 1, 2, 3
 _OPTIONS: Final = (
     ("--direction", "x2u|u2x", "which way you swap", True),
     ("--chain-id", "N", "number of the USDC chain", True),
-    ("--amount", "AMOUNT", "what you send, such as 0.8, as ordered", True),
+    ("--amount", "AMOUNT", "what you send, such as 0.8, as ordered", False),
     ("--to", "ADDRESS", "where the payout must go", True),
     ("--issuer", "URL", "the service's site, such as https://swap.example", True),
     ("--refund-to", "ADDRESS", "your address, which the order must refund to", False),
     ("--session", "ID", "your sessionId, if the order has no refund address", False),
     ("--min-received", "AMOUNT", "the least that the payout may bring, such as 128.5", False),
+    ("--receive-amount", "AMOUNT", "what must arrive exactly, if that was ordered", False),
+    ("--max-deposit", "AMOUNT", "the most that you send for it", False),
     ("--min-time", "SECONDS", "how long it must still await the deposit; 600 if left out", False),
     ("--jwks", "FILE|URL", f"the public keys; the issuer's {JWKS_PATH} if left out", False),
     ("--deposit-address", "ADDRESS", "where you are about to send the money", False),
@@ -1222,6 +1256,8 @@ def check_attestation(options: argparse.Namespace) -> tuple[int, dict[str, Any]]
         refund_to=options.refund_to,
         session=options.session,
         min_received=options.min_received,
+        receive_amount=options.receive_amount,
+        max_deposit=options.max_deposit,
         deposit_address=options.deposit_address,
         token=options.token,
         order_id=options.order_id,

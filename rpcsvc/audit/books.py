@@ -41,7 +41,8 @@ from rpcsvc.store.orders import AUDITED_EVENTS
 _ORDERS = (
     "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"
     " rate, spread_bps, payout_fee, min_received_bps, integrator_bps, funding_fee, refund_fee,"
-    " status, agreed_refund_address, refund_address, leftover FROM orders"
+    " status, deposit_amount, receive_amount, agreed_refund_address, refund_address, leftover"
+    " FROM orders"
     " WHERE upstream_id IS NULL ORDER BY seq"
 )
 _DEPOSITS = (

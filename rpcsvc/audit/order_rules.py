@@ -23,7 +23,7 @@ from rpcsvc.audit.records import (
 )
 from rpcsvc.domain.addresses import same_address
 from rpcsvc.domain.order import DepositState, TransferKind, TransferState
-from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
+from rpcsvc.domain.pricing import Direction, deposit_asset, exact_output, payout_asset
 
 # A mined payment that is in no block for this many blocks is lost until the opposite is shown.
 _LONG_BLOCKS: Final = 30
@@ -167,7 +167,7 @@ def _payout_amount(order: OrderEntry, transfer: TransferEntry) -> Iterator[Diffe
     """Each deposit at its own rate; those without one at a rate that the order was priced at."""
     spent = [d for d in order.deposits if d.transfer_id == transfer.transfer_id]
     rates = (*reversed(order.rates), order.price.rate)
-    due = [order.price.payout(order.direction, _units_by_rate(spent, rate)) for rate in rates]
+    due = [_due(order, spent, rate) for rate in rates]
     output, share = next((each for each in due if each[0] == transfer.units), due[0])
     compared = {
         "payout": (output, transfer.units),
@@ -175,6 +175,16 @@ def _payout_amount(order: OrderEntry, transfer: TransferEntry) -> Iterator[Diffe
         "integrator_fee": (share, transfer.integrator_fee),
     }
     yield from _compared(transfer, compared, payout_asset(order.direction).symbol)
+
+
+def _due(order: OrderEntry, spent: Collection[DepositEntry], fallback: int) -> tuple[int, int]:
+    """The payout of deposits, and the integrator's fee; ``fallback`` is the rate of late ones."""
+    output, share = order.price.payout(order.direction, _units_by_rate(spent, fallback))
+    if order.receive_amount is not None:
+        excess = sum(deposit.units for deposit in spent) - order.deposit_amount
+        is_priced = all(deposit.rate is not None for deposit in spent)
+        output = exact_output(output, order.receive_amount, excess, is_priced=is_priced)
+    return output, share
 
 
 def _units_by_rate(deposits: Iterable[DepositEntry], fallback: int) -> dict[int, int]:

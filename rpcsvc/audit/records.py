@@ -69,6 +69,7 @@ class FillEntry(Struct, frozen=True):
 class OrderEntry(Struct, frozen=True):
     """An order.
 
+    ``receive_amount``: payout units that a deposit of ``deposit_amount`` pays exactly, if agreed.
     ``rates``: the rates of late deposits, newest last. ``agreed_refund_address`` is in its terms.
     ``refund_address``: the last that its owner has named; ``replaced`` counts earlier ones, which
     are not kept.
@@ -83,6 +84,8 @@ class OrderEntry(Struct, frozen=True):
     price: Price
     refund_fee: int
     status: str
+    deposit_amount: int
+    receive_amount: int | None = None
     agreed_refund_address: str | None = None
     refund_address: str | None = None
     replaced: int = 0

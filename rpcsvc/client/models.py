@@ -5,9 +5,9 @@ are kept.
 from __future__ import annotations
 
 import uuid
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 
@@ -26,36 +26,51 @@ def _new_id() -> str:
 class Swap(Model):
     """A swap that is to be made, once: made again from the same Swap, it is the same order.
 
+    ``amount`` is what is sent, or ``receive_amount``, in its place, what is to arrive exactly.
     ``session_id`` is half of the order's secret, and ``idempotency_key`` tells a repeated call from
     a new order: keep the Swap (``model_dump_json``) until the order is known. ``refund_address`` is
     where refunds go; name one for XMR, which hides its sender. With ``quote_digest`` and
-    ``min_received``, see ``held_to``, no order of worse terms is made or believed. ``webhook`` is a
-    URL that the order's events are sent to, or its ``url`` and ``secret`` (docs/use/webhooks.md).
-    With ``funding`` x402 the gas of ``SwapClient.fund`` is in the quote (docs/use/x402.md).
+    ``min_received`` or ``max_deposit``, see ``held_to``, no order of worse terms is made or
+    believed. ``webhook`` is a URL that the order's events are sent to, or its ``url`` and
+    ``secret`` (docs/use/webhooks.md). With ``funding`` x402 the gas of ``SwapClient.fund`` is in
+    the quote (docs/use/x402.md).
     """
 
     model_config = ConfigDict(extra="forbid")
 
     direction: Literal["x2u", "u2x"]
     chain: str | int
-    amount: str
+    amount: str | None = None
+    receive_amount: str | None = None
     to: str
     refund_address: str | None = None
     session_id: str = Field(default_factory=_new_id)
     idempotency_key: str = Field(default_factory=_new_id)
     quote_digest: str | None = None
     min_received: str | None = None
+    max_deposit: str | None = None
     webhook: str | dict[str, str] | None = None
     funding: Literal["x402"] | None = None
+
+    @model_validator(mode="after")
+    def _names_one_amount(self) -> Self:
+        if (self.amount is None) == (self.receive_amount is None):
+            raise ValueError("give amount, for what is sent, or receive_amount, for what arrives")
+        return self
 
     def held_to(self, quote: Quote) -> Swap:
         """The swap with the digest of the quote: its terms must not get worse."""
         held = {"quote_digest": quote.digest, "min_received": quote.min_received}
+        if self.receive_amount is not None:
+            held["max_deposit"] = quote.deposit_amount
         return self.model_copy(update=held)
 
     def terms(self) -> dict[str, Any]:
         """The params of a quote."""
-        terms = {"direction": self.direction, "chain": self.chain, "amount": self.amount}
+        named, amount = "amount", self.amount
+        if amount is None:
+            named, amount = "receiveAmount", self.receive_amount
+        terms = {"direction": self.direction, "chain": self.chain, named: amount}
         return terms if self.funding is None else {**terms, "funding": self.funding}
 
     def wanted(self) -> dict[str, Any]:
@@ -81,6 +96,7 @@ class Quote(Model):
     expected_output: str
     min_received: str
     rate: str
+    receive_amount: str | None = None
     digest: str | None = None
 
 
@@ -111,6 +127,7 @@ class Order(Model):
     expires_at: str
     checkout_url: str | None = None
     refund_address: str | None = None
+    receive_amount: str | None = None
     attestation: str | None = None
 
 

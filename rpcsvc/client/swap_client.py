@@ -288,12 +288,15 @@ class SwapClient:
         """The payment due on the order, checked against the swap. Raises Unverified."""
         chain_id = _chain_id(swap.chain)
         network = x402.MAINNET if placed.funding.chain_id == chain_id else _SANDBOX
-        expected = self._expected(swap)
+        most, expected = int(placed.order.deposit_amount), self._expected(swap)
         if expected is not None:
-            network = (await self._check(placed, expected)).network
+            terms = await self._check(placed, expected)
+            network, most = terms.network, terms.deposit_amount
+        if swap.amount is not None:
+            most = x402.units_of(swap.amount)
         status = await self.status(placed.order_id)
         units = x402.units_of(status.amount_due or "0")
-        if units > x402.units_of(swap.amount):
+        if units > most:
             raise Unverified(
                 verify.TermsMismatch("More is due than the swap's amount.", ("amountDue",))
             )
@@ -313,6 +316,8 @@ class SwapClient:
             refund_to=swap.refund_address,
             session=swap.session_id,
             min_received=swap.min_received,
+            receive_amount=swap.receive_amount,
+            max_deposit=swap.max_deposit,
         )
 
     async def _check(self, placed: Placed, expected: verify.Expected) -> verify.OrderTerms:

@@ -7,7 +7,8 @@ The decision, in this order (design part 3):
   3. After that a sum of at least ``min_deposit`` is swapped, a smaller one refunded.
   4. Deposits without a rate, such as those first seen after ``expires_at``, are priced before the
      sum is swapped; all of it is refunded if it brings less than ``min_received`` in proportion.
-  5. A deposit that is confirmed after the decision is refunded by itself.
+  5. An order for an exact payout pays that, and not more, for the deposit that it asked for.
+  6. A deposit that is confirmed after the decision is refunded by itself.
 
 The rate of a deposit is fixed when it is first recorded; inside the price lock it is the quote's.
 A deposit holds the price lock for itself only.
@@ -197,8 +198,8 @@ def _output(order: Order, fresh: int) -> tuple[int, int]:
 
     ``fresh`` is the rate of deposits that have none.
     """
-    terms = order.terms
-    return terms.price.payout(terms.direction, units_by_rate(order.unspent, fresh))
+    is_priced = all(deposit.rate is not None for deposit in order.unspent)
+    return order.terms.payout(units_by_rate(order.unspent, fresh), is_priced=is_priced)
 
 
 def _plan_payout(order: Order, fresh: int) -> Transition:

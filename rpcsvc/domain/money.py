@@ -20,7 +20,9 @@ MAX_UNITS: Final = LARGEST_INTEGER
 LONGEST_AMOUNT = 40
 
 # Which details of a refusal are amounts.
-_LIMITS = ("minimum", "maximum", "maxNow")
+LIMITS: Final = ("minimum", "maximum", "maxNow")
+# The same limits in the asset of the payout, where that is what was named.
+RECEIVE_LIMITS: Final = {name: f"receive{name[0].upper()}{name[1:]}" for name in LIMITS}
 _UNITS = re.compile(r"[0-9]{1,30}", re.ASCII)
 
 
@@ -112,9 +114,16 @@ def reported_limits(
     details: Mapping[str, Any], write: Callable[[str, Asset], str]
 ) -> dict[str, Any]:
     """Details of a refusal with its limits in another unit: ``as_units`` or ``as_decimal``."""
-    asset = next((a for a in (XMR, USDC) if a.symbol == details.get("asset")), None)
+    named = {"asset": LIMITS, "receiveAsset": RECEIVE_LIMITS.values()}
+    assets = {
+        limit: asset
+        for name, limits in named.items()
+        for asset in (XMR, USDC)
+        if asset.symbol == details.get(name)
+        for limit in limits
+    }
     return {
-        name: write(value, asset) if asset and name in _LIMITS and isinstance(value, str) else value
+        name: write(value, assets[name]) if name in assets and isinstance(value, str) else value
         for name, value in details.items()
     }
 

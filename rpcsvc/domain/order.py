@@ -6,13 +6,14 @@ Sources: spec 3.1 (agent states), spec 3.2 (order statuses).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from rpcsvc.domain.money import Asset
-from rpcsvc.domain.pricing import Direction, Price, deposit_asset, payout_asset
+from rpcsvc.domain.pricing import Direction, Price, deposit_asset, exact_output, payout_asset
 
 REFUND_ADDRESS = "refund_address"
 # The network refuses the agreed refund address: only the operator can have the refund tried again.
@@ -316,6 +317,8 @@ class Terms(Struct, frozen=True):
     ``max_deposit`` are deposit units; ``expected_output`` and ``min_received`` payout units.
     ``price_locked_until`` is None when the rate is locked until ``expires_at``.
     ``funding_gas``: USDC units of gas for a signed payment that the order bears; 0: none.
+    ``receive_amount``: payout units that a deposit of ``deposit_amount`` pays exactly, of an order
+    that named them; None of one that named its deposit.
     """
 
     order_id: str
@@ -343,6 +346,7 @@ class Terms(Struct, frozen=True):
     refund_address: str | None = None
     price_locked_until: int | None = None
     funding_gas: int = 0
+    receive_amount: int | None = None
 
     @property
     def deposit_asset(self) -> Asset:
@@ -353,6 +357,17 @@ class Terms(Struct, frozen=True):
     def payout_asset(self) -> Asset:
         """The asset that is paid out."""
         return payout_asset(self.direction)
+
+    def payout(self, units_by_rate: Mapping[int, int], *, is_priced: bool) -> tuple[int, int]:
+        """The payout for deposits by their rates, and the integrator's fee within it.
+
+        ``is_priced``: each of them has its rate for good, none is being priced now.
+        """
+        output, integrator_fee = self.price.payout(self.direction, units_by_rate)
+        if self.receive_amount is not None:
+            excess = sum(units_by_rate.values()) - self.deposit_amount
+            output = exact_output(output, self.receive_amount, excess, is_priced=is_priced)
+        return output, integrator_fee
 
     @property
     def is_bridge(self) -> bool:

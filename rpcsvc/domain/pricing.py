@@ -36,6 +36,13 @@ def convert_floor(direction: Direction, units: int, rate: int) -> int:
     return mul_div_floor(units, ONE_XMR, rate)
 
 
+def convert_ceil(direction: Direction, units: int, rate: int) -> int:
+    """The least deposit that ``convert_floor`` turns into ``units`` of payout or more."""
+    if direction is Direction.XMR_TO_USDC:
+        return mul_div_ceil(units, ONE_XMR, rate)
+    return mul_div_ceil(units, rate, ONE_XMR)
+
+
 def implied_rate(direction: Direction, sent: int, received: int) -> int:
     """USDC units per XMR of a swap of ``sent`` for ``received``, all fees included; at least 1."""
     usdc, xmr = (received, sent) if direction is Direction.XMR_TO_USDC else (sent, received)
@@ -95,13 +102,20 @@ class Price(Struct, frozen=True):
         """The payout for a deposit of ``units``, in payout units; 0 if the fees exceed it."""
         return max(0, self.exchanged(direction, units) - self.fixed_fee)
 
-    def least(self, direction: Direction) -> int:
-        """The smallest deposit, in deposit units, with a payout above 0."""
-        low, high = 0, MAX_UNITS
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.output(direction, middle) == 0 else (low, middle)
-        return high
+    def deposit_for(self, direction: Direction, output: int) -> int:
+        """The least deposit, in deposit units, with an ``output`` of that many payout units or
+        more; more than MAX_UNITS where the fees take all of every deposit.
+        """
+        kept = BPS - self.spread_bps - self.integrator_bps
+        if kept <= 0:
+            return MAX_UNITS + 1
+        # No smaller one is enough. Fees are rounded up one by one, so that it may take a few more.
+        gross = mul_div_ceil(output + self.fixed_fee, BPS, kept)
+        while True:
+            units = convert_ceil(direction, gross, self.rate)
+            if self.output(direction, units) >= output:
+                return units
+            gross = convert_floor(direction, units, self.rate) + 1
 
     def exchanged(self, direction: Direction, units: int) -> int:
         """The output of a deposit of ``units`` before the fixed fee, in payout units."""
@@ -126,6 +140,20 @@ class Price(Struct, frozen=True):
     def at(self, rate: int) -> Price:
         """The same fees at another rate."""
         return replace(self, rate=rate)
+
+
+def exact_output(output: int, receive_amount: int, excess: int, *, is_priced: bool) -> int:
+    """The payout of an order for exactly ``receive_amount``, of which ``output`` is the price.
+
+    Deposits of ``excess`` 0 are just what was asked for: what rounding left over stays with the
+    service. Deposits that are ``is_priced`` by their rates bring the amount each, in proportion:
+    rounding at several rates takes nothing of it.
+    """
+    if excess < 0:
+        return output
+    if is_priced:
+        output = max(output, receive_amount)
+    return min(output, receive_amount) if excess == 0 else output
 
 
 def keeps_proportion(

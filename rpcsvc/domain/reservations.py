@@ -345,7 +345,7 @@ def _output_with(order: Order, missing: int) -> int:
         return 0
     if total > terms.max_deposit:
         by_rate = Counter({terms.price.rate: terms.max_deposit})
-    return terms.price.payout(terms.direction, by_rate)[0] + terms.price.payout_fee
+    return terms.payout(by_rate, is_priced=True)[0] + terms.price.payout_fee
 
 
 def _is_paid(payout: Transfer | None) -> bool:

@@ -467,7 +467,7 @@ def params_of(site: Site, example: Example) -> Json:
     if "chain" in params and not _has_chain(site, params["chain"]):
         fitting = example_swap(site)
         params["chain"] = fitting["chain"]
-        if params["direction"] == fitting["direction"]:
+        if "amount" in params and params["direction"] == fitting["direction"]:
             params["amount"] = fitting["amount"]
     usdc = site.chains[0].usdc_contract
     return {n: usdc if value == "$usdc" else placed(value) for n, value in params.items()}

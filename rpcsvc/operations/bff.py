@@ -39,6 +39,8 @@ from rpcsvc.errors import (
 from rpcsvc.operations import bff_models
 from rpcsvc.operations.inputs import (
     Problems,
+    both_amounts,
+    missing,
     read_destination,
     read_refund_address,
     read_session,
@@ -84,7 +86,7 @@ async def chains(service: Service, _params: bff_models.Nothing, _call: Call) -> 
 async def quote(service: Service, params: bff_models.BffQuoteParams, call: Call) -> Flat:
     """A price for the amount at the current rate."""
     pair = _pair(service, params)
-    amount = _amount(params.from_amount, pair)
+    amount = _amount(params, pair)
     with _in_bff_terms(service, params):
         if params.funding is not None:
             require_signable(pair.direction)
@@ -197,12 +199,13 @@ def _in_bff_terms(service: Service, params: bff_models.BffQuoteParams) -> Iterat
         others = [other for other in _chain_ids(service) if other != number]
         raise _no_chain(f"{side}ChainId", number, others) from refusal
     except (AmountBelowMinimum, AmountAboveMaximum) as refusal:
-        raise _amount_refused(refusal, params.from_amount) from refusal
+        raise _amount_refused(refusal, params) from refusal
 
 
-def _amount_refused(refusal: InputError, received: str) -> InputError:
+def _amount_refused(refusal: InputError, params: bff_models.BffQuoteParams) -> InputError:
     details = reported_limits(refusal.details or {}, as_units)
-    return type(refusal)(refusal.message, field="fromAmount", received=received, details=details)
+    field, received = _named(params)
+    return type(refusal)(refusal.message, field=field, received=received, details=details)
 
 
 def _require_tokens(params: bff_models.BffQuoteParams, chain: Chain, *, to_usdc: bool) -> None:
@@ -232,20 +235,32 @@ def _wrong_token(field: str, received: str, supported: str, where: str) -> Unsup
     )
 
 
-def _amount(text: str, pair: Pair) -> Money:
-    """Atomic units as a string. Raises InvalidInput."""
-    asset = deposit_asset(pair.direction)
+def _named(params: bff_models.BffQuoteParams) -> tuple[str, str]:
+    """The input that names the amount, and its value. Raises MissingInput, and InvalidInput."""
+    if params.to_amount is None:
+        if params.from_amount is None:
+            raise missing("fromAmount")
+        return "fromAmount", params.from_amount
+    if params.from_amount is not None:
+        raise both_amounts("toAmount", "fromAmount", params.to_amount)
+    return "toAmount", params.to_amount
+
+
+def _amount(params: bff_models.BffQuoteParams, pair: Pair) -> Money:
+    """The named amount, in the asset of the deposit or of the payout. Raises as ``_named``."""
+    field, text = _named(params)
+    asset = deposit_asset(pair.direction) if field == "fromAmount" else payout_asset(pair.direction)
     if not (text.isascii() and text.isdigit()) or text[0] == "0":
         raise InvalidInput(
-            f"fromAmount must be a whole number of atomic units above 0 as a string: one"
+            f"{field} must be a whole number of atomic units above 0 as a string: one"
             f' {asset.symbol} is "{10**asset.decimals}".',
-            field="fromAmount",
+            field=field,
             received=text,
         )
     if len(text) > LONGEST_AMOUNT:
         raise InvalidInput(
-            f"fromAmount is too long: send at most {LONGEST_AMOUNT} digits.",
-            field="fromAmount",
+            f"{field} is too long: send at most {LONGEST_AMOUNT} digits.",
+            field=field,
             received=text,
             allowed={"maximumLength": LONGEST_AMOUNT},
         )
@@ -266,8 +281,8 @@ async def _request(service: Service, params: bff_models.BffOrderParams, call: Ca
         with problems:
             require_signable(pair.direction)
     problems.raise_found()
-    amount = _amount(params.from_amount, pair)
-    plan = _plan(params.twap_config)
+    amount = _amount(params, pair)
+    plan = _plan(params)
     who = call.client
     return OrderRequest(
         *pair,
@@ -283,9 +298,18 @@ async def _request(service: Service, params: bff_models.BffOrderParams, call: Ca
     )
 
 
-def _plan(config: bff_models.TwapConfig | None) -> TwapPlan | None:
+def _plan(params: bff_models.BffOrderParams) -> TwapPlan | None:
+    """How to swap in chunks; None: at once. Raises InvalidInput for an exact output in chunks."""
+    config = params.twap_config
+    if params.to_amount is not None and config is not None and not config.disabled:
+        raise InvalidInput(
+            "toAmount can't be promised to an order that is swapped in chunks: each has the rate of"
+            ' its moment. Leave twapConfig out, or send {"disabled": true}; or send fromAmount.',
+            field="toAmount",
+            received=params.to_amount,
+        )
     config = config or bff_models.TwapConfig()
-    if config.disabled:
+    if config.disabled or params.to_amount is not None:
         return None
     # The digits that the caller wrote, not the nearest binary fraction.
     sent = Decimal(repr(config.chunk_size_usd)) * 10**USDC.decimals
@@ -296,7 +320,7 @@ def _fingerprint(request: OrderRequest) -> Json:
     shown = {
         "fromChainId": 0 if request.direction is Direction.XMR_TO_USDC else request.chain.chain_id,
         "toChainId": request.chain.chain_id if request.direction is Direction.XMR_TO_USDC else 0,
-        "fromAmount": str(request.amount.units),
+        "toAmount" if request.priced.is_exact else "fromAmount": str(request.amount.units),
         "toAddress": request.to,
         "sessionId": request.session_id,
         "twapConfig": request.twap and [_chunk_usd(request.twap), request.twap.interval_ms],
@@ -348,7 +372,7 @@ def _quote_view(found: VenueQuote, call: Call) -> bff_models.BffQuote:
 
 def _new_order(service: Service, placed: PlacedOrder) -> bytes:
     """The create response (spec 2.4)."""
-    terms = placed.order.terms
+    terms, exact = placed.order.terms, placed.order.terms.receive_amount
     is_xmr = terms.deposit_asset is XMR
     return dumps(
         bff_models.BffNewOrder(
@@ -366,6 +390,7 @@ def _new_order(service: Service, placed: PlacedOrder) -> bytes:
             checkout_url=service.views.checkout_url(terms.order_id),
             refund_address=placed.order.refund_to or UNSET,
             funding_gas=_funding_gas(terms.funding_gas),
+            receive_amount=UNSET if exact is None else str(exact),
         )
     )
 

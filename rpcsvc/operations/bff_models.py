@@ -6,7 +6,7 @@ their messages can name what to send instead.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import UNSET, Struct, UnsetType, field
 from pydantic import ConfigDict, Field
@@ -20,6 +20,7 @@ from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.operations import narrowing
 from rpcsvc.operations.models import (
     CheckoutUrl,
+    ExactAmount,
     Number,
     Time,
     TwapProgress,
@@ -31,6 +32,7 @@ from rpcsvc.operations.models import (
 from rpcsvc.operations.narrowing import WHOLE, Networks
 from rpcsvc.operations.params import (
     AMOUNT_PATTERN,
+    Destination,
     FundingKind,
     OrderId,
     Params,
@@ -56,6 +58,14 @@ FromAmount = Annotated[
         json_schema_extra={"pattern": f"^[1-9][0-9]{{0,{len(str(MAX_UNITS)) - 1}}}$"},
     ),
 ]
+ToAmount = Annotated[
+    str,
+    Field(
+        description="In place of fromAmount, what is to arrive exactly, in atomic units.",
+        json_schema_extra={"pattern": f"^[1-9][0-9]{{0,{len(str(MAX_UNITS)) - 1}}}$"},
+    ),
+]
+_AMOUNTS: Final = ("fromAmount", "toAmount")
 # The same in results.
 _ChainNumber = Annotated[int, like(ChainNumber)]
 _Token = Annotated[str, like(Token)]
@@ -84,11 +94,14 @@ class BffQuoteParams(Params):
 
     model_config = ConfigDict(title="BffQuoteRequest")
 
+    one_of = _AMOUNTS
+
     from_chain_id: ChainNumber
     to_chain_id: ChainNumber
     from_token: Token
     to_token: Token
-    from_amount: FromAmount
+    from_amount: FromAmount | None = None
+    to_amount: ToAmount | None = None
     funding: FundingKind | None = None
 
     @classmethod
@@ -118,7 +131,7 @@ def _pair_case(direction: Direction, networks: Networks) -> Json:
             "toAddress": narrowing.address(received, networks),
             "refundAddress": narrowing.address(sent, networks),
         },
-        "allOf": [{"$ref": f"#/$defs/{_SIDES[usdc]}"}],
+        "allOf": [{"$ref": f"#/$defs/{_SIDES[usdc]}"}, narrowing.one_of(*_AMOUNTS)],
     }
 
 
@@ -152,21 +165,24 @@ class TwapConfig(Params):
 
 
 class BffOrderParams(BffQuoteParams):
-    """An order to make (spec 2.4). Without twapConfig an order worth more than 500 USD is cut."""
+    """An order to make (spec 2.4). Without twapConfig an order worth more than 500 USD is cut,
+    unless it names toAmount.
+    """
 
     model_config = ConfigDict(title="BffOrderRequest")
 
-    to_address: Annotated[
-        str,
-        Field(
-            description="Where the payout goes: an EVM address for USDC, a Monero address for XMR."
-            " The checksum must hold, that of EIP-55 for an EVM address in mixed case. Addresses of"
-            " tokens and of the service itself are refused."
-        ),
-    ]
+    to_address: Destination
     session_id: SessionId | None = None
     twap_config: TwapConfig | None = None
     refund_address: RefundAddress | None = None
+
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:
+        """Return the cases by direction, each without chunks where toAmount is given."""
+        at_once = {"properties": {"disabled": {"const": True}}, "required": ["disabled"]}
+        wanted = {"toAmount": {"const": None}}, {"twapConfig": at_once}
+        exact = {"anyOf": [{"properties": each} for each in wanted]}
+        return [{**case, "allOf": [*case["allOf"], exact]} for case in super().cases(networks)]
 
 
 class BffOrderIdParams(Params):
@@ -272,6 +288,7 @@ class BffNewOrder(View, frozen=True):
         str | UnsetType | None, about("There only for orders that were made with one.")
     ] = UNSET
     funding_gas: FundingGas | UnsetType | None = UNSET
+    receive_amount: ExactAmount | UnsetType | None = UNSET
 
 
 class BffOrder(View, frozen=True):
@@ -302,6 +319,7 @@ class BffOrder(View, frozen=True):
             " payment is under way."
         ),
     ] = UNSET
+    receive_amount: ExactAmount | UnsetType | None = UNSET
 
 
 class BffListItem(Struct, frozen=True):

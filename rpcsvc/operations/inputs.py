@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import islice
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address, same_address
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money, parse_amount, parse_any_amount
-from rpcsvc.domain.pricing import Direction, deposit_asset
+from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.domain.webhooks import Webhook, read_secret, read_url, secret_digest
 from rpcsvc.errors import (
     InputError,
@@ -52,7 +52,9 @@ IDEMPOTENCY_KEY: Final = "idempotency-key"
 LEAST_PUBLIC_KEY = 16
 LONGEST_KEY = 255
 
-_INTENT: Final = ("direction", "chain", "amount", "to", "refund_address", "funding")
+_INTENT: Final = (
+    "direction", "chain", "amount", "receive_amount", "to", "refund_address", "funding",
+)  # fmt: skip
 
 # Bounded: an answer to thousands of unknown properties would be many times their size.
 MOST_PROBLEMS: Final = 16
@@ -73,7 +75,7 @@ _LIMITS: Final = ("ge", "le", "min_length", "max_length")
 
 class SwapIntent(Struct, frozen=True):
     """A swap as far as the caller's inputs define it. ``amount`` is in the asset that the user
-    sends.
+    sends, ``receive_amount`` in that of the payout; there is one of them at most.
 
     ``funding``: x402 if the quote must include the gas of a signed payment.
     """
@@ -84,11 +86,23 @@ class SwapIntent(Struct, frozen=True):
     to: str | None
     refund_address: str | None = None
     funding: str | None = None
+    receive_amount: Money | None = None
+
+    @property
+    def named(self) -> Money | None:
+        """The amount that the caller named, in the asset of the deposit or of the payout."""
+        return self.amount if self.receive_amount is None else self.receive_amount
 
     @property
     def missing(self) -> list[str]:
         """Names of required inputs that are missing."""
-        return [name for name in ("direction", "chain", "amount", "to") if not getattr(self, name)]
+        needed = (
+            ("direction", self.direction),
+            ("chain", self.chain),
+            ("amount", self.named),
+            ("to", self.to),
+        )
+        return [name for name, value in needed if not value]
 
 
 class Problems:
@@ -167,8 +181,8 @@ async def parse_params(model: type[P], params: dict[str, Any], service: Service)
 
 
 async def read_intent(params: Any, service: Service, problems: Problems) -> SwapIntent:
-    """Read direction, chain, amount and addresses; what is wrong is added to ``problems``."""
-    chain = amount = to = refund_to = None
+    """Read direction, chain, amounts and addresses; what is wrong is added to ``problems``."""
+    chain = amount = to = refund_to = receive = None
     known = vars(params)  # pydantic is slow to report a missing attribute
     given, refund = known.get("to"), known.get("refund_address")
     direction = Direction(params.direction) if params.direction else None
@@ -184,6 +198,9 @@ async def read_intent(params: Any, service: Service, problems: Problems) -> Swap
             amount = _amount(params.amount, direction)
     except InputError as error:
         problems.note(error)
+    if params.receive_amount is not None:
+        with problems:
+            receive = _receive_amount(params, direction)
     try:
         if given is not None:
             to = await read_destination(given, direction, service)
@@ -195,7 +212,7 @@ async def read_intent(params: Any, service: Service, problems: Problems) -> Swap
     if funding is not None:
         with problems:
             require_signable(direction)
-    return SwapIntent(direction, chain, amount, to, refund_to, funding)
+    return SwapIntent(direction, chain, amount, to, refund_to, funding, receive)
 
 
 def require_signable(direction: Direction | None) -> None:
@@ -331,6 +348,29 @@ def _amount(text: object, direction: Direction | None) -> Money:
     return parse_any_amount(text, deposit_asset(direction or Direction.XMR_TO_USDC))
 
 
+def _receive_amount(params: Any, direction: Direction | None) -> Money:
+    if params.amount is not None:
+        raise both_amounts("receiveAmount", "amount", params.receive_amount)
+    asset = payout_asset(direction or Direction.USDC_TO_XMR)
+    return parse_any_amount(params.receive_amount, asset, field="receiveAmount")
+
+
+def require_one(model: type[Params], given: Mapping[str, Any], problems: Problems) -> None:
+    """Add the problem of a call with neither of the inputs of which one is needed."""
+    if model.one_of is not None and all(given.get(name) is None for name in model.one_of):
+        problems.add(missing(model.one_of[0]))
+
+
+def both_amounts(field: str, other: str, received: str) -> InvalidInput:
+    """The error for an amount to arrive beside one to send: one follows from the other."""
+    return InvalidInput(
+        f"{field} stands in place of {other}. Send {field} for what is to arrive exactly, or"
+        f" {other} for what the user sends, and leave the other one out.",
+        field=field,
+        received=received,
+    )
+
+
 async def read_destination(
     text: str, direction: Direction | None, service: Service, *, field: str = "to"
 ) -> str:
@@ -372,12 +412,16 @@ async def _read_rest(
         name: as_integer(params.get(known[name])) if name in names else None for name in _INTENT
     }
     await read_intent(SimpleNamespace(**rest), service, problems)
+    require_one(model, params, problems)
 
 
 HINTS = {
     "direction": "Say which way to swap: x2u (XMR to USDC) or u2x (USDC to XMR).",
     "chain": "Name the chain of the USDC side, such as arbitrum or 42161.",
-    "amount": 'Say how much the user sends, as a decimal string such as "0.8".',
+    "amount": 'Say how much the user sends, as a decimal string such as "0.8", or in receiveAmount'
+    " how much is to arrive exactly.",
+    "receiveAmount": 'Say how much is to arrive, as a decimal string such as "100", or leave it'
+    " out.",
     "to": "Ask the user where the payout goes: an EVM address for x2u, a Monero one for u2x.",
     "orderId": "Send the orderId that create or execute answered.",
     "message": "Say in words what the ticket is about.",
@@ -403,6 +447,7 @@ HINTS = {
     "session": "Send the sessionId that the orders were made with.",
     "fromToken": "Send XMR on chain 0, else the chain's USDC contract.",
     "toToken": "Send XMR on chain 0, else the chain's USDC contract.",
+    "toAmount": "Send atomic units as a string, or leave it out.",
     "fromAmount": "Send atomic units as a string: one XMR is 10^12, one USDC 10^6.",
     "toAddress": "Ask the user where the payout goes.",
 }
@@ -451,8 +496,8 @@ def _problem(model: type[Params], item: Any, *, is_guessed: bool) -> InputError:
             received=received,
             allowed=["x2u", "u2x"],
         )
-    if field == "amount":
-        return _wrong_amount(received)
+    if field in ("amount", "receiveAmount"):
+        return _wrong_amount(received, field)
     return _wrong(field, kind, item)
 
 
@@ -508,12 +553,12 @@ def _meant(name: str, known: list[str]) -> str:
     return f" Did you mean {by_small[near[0]]}?" if near else ""
 
 
-def _wrong_amount(received: Any) -> InputError:
+def _wrong_amount(received: Any, field: str) -> InputError:
     try:
-        parse_amount(received, deposit_asset(Direction.XMR_TO_USDC))
+        parse_amount(received, deposit_asset(Direction.XMR_TO_USDC), field=field)
     except InputError as problem:
         return problem
-    return InvalidInput("amount must be a decimal string.", field="amount", received=received)
+    return InvalidInput(f"{field} must be a decimal string.", field=field, received=received)
 
 
 def _wrong(field: str, kind: str, item: Any) -> InvalidInput:

@@ -246,6 +246,10 @@ class Quote(View, frozen=True):
         ),
     ]
     deposit_policy: list[DepositPolicyRow]
+    receive_amount: Annotated[
+        Decimal | UnsetType | None,
+        about("What the deposit pays exactly; there if the caller named it."),
+    ] = UNSET
 
 
 class QuoteResult(Result, frozen=True):
@@ -273,6 +277,7 @@ class Intent(View, frozen=True):
     to: Destination | None
     has_funds: bool | None
     funding: FundingKind | None
+    receive_amount: Decimal | UnsetType | None = UNSET
 
 
 class PlanResult(Result, frozen=True):
@@ -336,6 +341,11 @@ CheckoutUrl = Annotated[
 ]
 
 
+ExactAmount = Annotated[
+    Units, about("What depositAmount pays exactly; there only if the order was made for that.")
+]
+
+
 class OrderView(View, frozen=True, kw_only=True):
     """An order, and its deadline while its status is not terminal (spec 2.4).
 
@@ -357,6 +367,7 @@ class OrderView(View, frozen=True, kw_only=True):
     created_at: Time
     completed_at: Time | None
     twap: TwapProgress = UNSET
+    receive_amount: ExactAmount | UnsetType | None = UNSET
     expires_at: Annotated[Time, about("Until when a deposit is awaited.")]
     refund_address: Annotated[
         str | None, about("Where refunds go: as given at creation, or named later; else null.")

@@ -105,20 +105,28 @@ def _both(typed: Json, narrow: Json) -> Json:
     return {**typed, "anyOf": branches}
 
 
+def one_of(first: str, other: str) -> Json:
+    """Schema that requires one of two properties, and not both. It can't stand beside properties:
+    see ``chained``.
+    """
+    return {"oneOf": [{"properties": {name: {"const": None}}} for name in (first, other)]}
+
+
+def not_both(first: str, other: str) -> Json:
+    """Schema that refuses two properties together; as ``one_of``."""
+    return {"anyOf": one_of(first, other)["oneOf"]}
+
+
 # --- single values ---
 
 
 def amount(*assets: Asset) -> Json:
-    """Schema of a decimal above zero that can be stored, with no more decimals than one of the
+    """Schema of a decimal string that can be stored, with no more decimals than one of the
     assets.
     """
     decimals = max(asset.decimals for asset in assets)
     digits = max(len(str(MAX_UNITS // 10**asset.decimals)) for asset in assets)
-    return {
-        "type": "string",
-        "pattern": f"^{decimal_pattern(digits, decimals)}$",
-        "not": {"type": "string", "pattern": "^[0.]+$"},
-    }
+    return {"type": "string", "pattern": f"^{decimal_pattern(digits, decimals)}$"}
 
 
 def chain(networks: Networks) -> Json:

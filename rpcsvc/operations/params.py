@@ -7,7 +7,7 @@ property that was left out or sent as null.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -49,24 +49,37 @@ def _as_text(schema: Json) -> None:
 ChainName = Annotated[
     str | int,
     Field(
-        description="The USDC side. A chain's alias or number, as capabilities list them, is taken"
-        " as well as its name, and names in capitals, too.",
+        description="The USDC side. An alias or a number, as capabilities list them, is taken, too,"
+        " in any case.",
         json_schema_extra=_as_text,
     ),
     WHOLE,
 ]
+_ABOVE_ZERO: Json = {
+    "pattern": AMOUNT_PATTERN,
+    "maxLength": LONGEST_AMOUNT,
+    "not": {"type": "string", "pattern": "^[0.]+$"},
+}
 Amount = Annotated[
     str,
     Field(
         description="What the user sends, as a decimal string: XMR for x2u, USDC for u2x. Its"
         " limits move with the rate: capabilities list them.",
-        json_schema_extra={"pattern": AMOUNT_PATTERN, "maxLength": LONGEST_AMOUNT},
+        json_schema_extra=_ABOVE_ZERO,
+    ),
+]
+ReceiveAmount = Annotated[
+    str,
+    Field(
+        description="In place of amount, what is to arrive exactly: USDC for x2u, XMR for u2x. The"
+        " quote says what to send for it.",
+        json_schema_extra=_ABOVE_ZERO,
     ),
 ]
 Destination = Annotated[
     str,
     Field(
-        description="Where the payout goes: an EVM address for x2u, a Monero address for u2x. The"
+        description="Where the payout goes: an EVM address for USDC, a Monero address for XMR. The"
         " checksum must hold, that of EIP-55 for an EVM address in mixed case. Addresses of tokens"
         " and of the service itself are refused."
     ),
@@ -131,6 +144,9 @@ class Params(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, alias_generator=to_camel, defer_build=True
     )
+
+    # Of these two inputs exactly one is needed; the first is the usual one.
+    one_of: ClassVar[tuple[str, str] | None] = None
 
     @classmethod
     def screen(cls, given: Mapping[str, Any]) -> None:
@@ -203,11 +219,15 @@ def _swap_case(direction: DirectionKind, networks: Networks) -> Json:
             "direction": {"const": direction.value},
             "chain": narrowing.chain(networks),
             "amount": narrowing.amount(sent),
+            "receiveAmount": narrowing.amount(received),
             "to": narrowing.address(received, networks),
             "refundAddress": narrowing.address(sent, networks),
             **({"funding": {"const": None}} if sent is XMR else {}),
         }
     }
+
+
+_AMOUNTS: Final = ("amount", "receiveAmount")
 
 
 class NoParams(Params):
@@ -222,6 +242,7 @@ class PlanParams(Params):
     direction: Direction | None = None
     chain: ChainName | None = None
     amount: Amount | None = None
+    receive_amount: ReceiveAmount | None = None
     to: Destination | None = None
     has_funds: Annotated[bool, Field(description="Whether the user has the money.")] | None = None
     funding: FundingKind | None = None
@@ -233,10 +254,12 @@ class PlanParams(Params):
             "direction": {"const": None},
             "chain": narrowing.chain(networks),
             "amount": narrowing.amount(XMR),
+            "receiveAmount": narrowing.amount(XMR),
             "to": narrowing.any_address((USDC, XMR), networks),
         }
         known = [_swap_case(direction, networks) for direction in DirectionKind]
-        return [*known, {"properties": unknown}]
+        one = {"allOf": [narrowing.not_both(*_AMOUNTS)]}
+        return [case | one for case in (*known, {"properties": unknown})]
 
 
 class QuoteParams(Params):
@@ -244,15 +267,19 @@ class QuoteParams(Params):
 
     model_config = ConfigDict(title="SwapRequestBase")
 
+    one_of = _AMOUNTS
+
     direction: Direction
     chain: ChainName
-    amount: Amount
+    amount: Amount | None = None
+    receive_amount: ReceiveAmount | None = None
     funding: FundingKind | None = None
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
-        """Return the cases by direction."""
-        return [_swap_case(direction, networks) for direction in DirectionKind]
+        """Return the cases by direction, each with one of the amounts."""
+        needed = {"allOf": [narrowing.one_of(*_AMOUNTS)]}
+        return [_swap_case(direction, networks) | needed for direction in DirectionKind]
 
 
 class SwapParams(QuoteParams):

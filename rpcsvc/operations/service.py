@@ -425,4 +425,6 @@ def attested_terms(terms: Terms, chains: ChainRegistry, *, network: str, issuer:
     }
     if lock_end is not None:
         members["priceLockedUntil"] = iso8601(lock_end)
+    if terms.receive_amount is not None:
+        members["receiveAmount"] = str(terms.receive_amount)
     return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)

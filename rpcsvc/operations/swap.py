@@ -101,6 +101,7 @@ def quote_view(service: Service, quote: VenueQuote) -> models.Quote:
     payout = quote.payout_asset
     spread = quote.price.spread(quote.direction, quote.deposit.units)
     gas, lock_end = quote.funding_gas, quote.price_locked_until
+    exact = quote.receive_amount
     return models.Quote(
         direction=quote.direction.value,
         chain=quote.chain.name,
@@ -109,6 +110,7 @@ def quote_view(service: Service, quote: VenueQuote) -> models.Quote:
         deposit_amount=format_units(quote.deposit.units, quote.deposit_asset),
         payout_asset=payout.symbol,
         expected_output=format_units(quote.expected_output, payout),
+        receive_amount=UNSET if exact is None else format_units(exact, payout),
         min_received=format_units(quote.min_received, payout),
         rate=format_units(quote.rate.usdc_per_xmr, USDC),
         rate_as_of=iso8601(quote.rate.as_of),
@@ -152,6 +154,7 @@ async def quote(service: Service, params: QuoteParams, call: Call) -> Answer[mod
     """A price for the amount at the current rate."""
     problems = Problems()
     intent = await read_intent(params, service, problems)
+    _require_amount(params, problems)
     problems.raise_found()
     request = QuoteRequest(
         *_swap_of(intent), client=call.client, pays_gas=intent.funding is not None
@@ -270,27 +273,28 @@ async def _require_possible(service: Service, intent: SwapIntent) -> None:
         service.venue.profile.require_offered(intent.chain)
     if intent.funding is not None:
         service.venue.profile.require_authorizations()
-    if intent.amount is not None:
-        await _require_within_limits(service, intent.direction, intent.chain, intent.amount)
+    if intent.named is not None:
+        await _require_within_limits(service, intent, intent.named)
 
 
-async def _require_within_limits(
-    service: Service, direction: Direction | None, chain: Chain | None, amount: Money
-) -> None:
+async def _require_within_limits(service: Service, intent: SwapIntent, amount: Money) -> None:
     """Raise AmountBelowMinimum or AmountAboveMaximum, as far as the limits are known."""
+    direction, chain = intent.direction, intent.chain
     if direction is not None and chain is not None:
         with suppress(Unavailable):
             await service.venue.check_amount(direction, chain, amount)
-    require_storable(amount)
+    require_storable(amount, field="amount" if intent.receive_amount is None else "receiveAmount")
 
 
 def _intent_view(intent: SwapIntent, *, has_funds: bool | None) -> models.Intent:
     direction, chain, amount = intent.direction, intent.chain, intent.amount
+    receive = intent.receive_amount
     return models.Intent(
         direction=direction.value if direction else None,
         chain=chain.name if chain else None,
         chain_id=chain.chain_id if chain else None,
         amount=amount.text() if amount else None,
+        receive_amount=receive.text() if receive else UNSET,
         send=deposit_asset(direction).symbol if direction else None,
         receive=payout_asset(direction).symbol if direction else None,
         to=intent.to,
@@ -301,7 +305,8 @@ def _intent_view(intent: SwapIntent, *, has_funds: bool | None) -> models.Intent
 
 def _ready_actions(intent: SwapIntent, *, has_funds: bool | None) -> list[Json]:
     direction, chain, amount = _swap_of(intent)
-    base = {"direction": direction.value, "chain": chain.name, "amount": amount.text()}
+    named = "amount" if intent.receive_amount is None else "receiveAmount"
+    base = {"direction": direction.value, "chain": chain.name, named: amount.text()}
     if intent.funding is not None:
         base["funding"] = intent.funding
     actions = [
@@ -316,7 +321,8 @@ def _ready_actions(intent: SwapIntent, *, has_funds: bool | None) -> list[Json]:
     ]
     if has_funds is False:
         sent = deposit_asset(direction).symbol
-        first = action("obtain_funds", f"The user needs {amount.display()} before the deposit"
+        needed = amount.display() if intent.amount else f"the quote's depositAmount of {sent}"
+        first = action("obtain_funds", f"The user needs {needed} before the deposit"
                        f" window starts: get {sent} first.")  # fmt: skip
         actions.insert(0, first)
     return actions
@@ -326,15 +332,17 @@ def _ready_actions(intent: SwapIntent, *, has_funds: bool | None) -> list[Json]:
 
 
 def _swap_of(intent: SwapIntent) -> tuple[Direction, Chain, Money]:
-    """Direction, chain and amount, which the params model guarantees."""
-    if intent.direction is None or intent.chain is None or intent.amount is None:
+    """Direction, chain and the named amount, which the params guarantee."""
+    direction, chain, amount = intent.direction, intent.chain, intent.named
+    if direction is None or chain is None or amount is None:
         raise Problems(missing(name) for name in intent.missing if name != "to").error
-    return intent.direction, intent.chain, intent.amount
+    return direction, chain, amount
 
 
 async def _open(service: Service, params: SwapParams, call: Call, operation: str) -> Stored:
     problems = Problems()
     intent = await read_intent(params, service, problems)
+    _require_amount(params, problems)
     with problems:
         session = read_session(params.session_id)
     if call.keyed_by_terms and params.session_id is None:
@@ -357,7 +365,8 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
     )
     if held:
         least = max(each.expected_output for each in held)
-        request = replace(request, least=least, accept=partial(_require_kept, held))
+        most = min(each.amount for each in held)
+        request = replace(request, least=least, most=most, accept=partial(_require_kept, held))
     claim = None
     digest = params.quote_digest
     shown = _fingerprint(intent, None if call.local_session else session, digest)
@@ -372,10 +381,16 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
     return await place(service, lambda: request, claim, write)
 
 
+def _require_amount(params: QuoteParams, problems: Problems) -> None:
+    """Add the problem of a call that names no amount."""
+    if params.amount is None and params.receive_amount is None:
+        problems.add(missing("amount"))
+
+
 def _quoted(digest: str, intent: SwapIntent) -> QuotedTerms:
     """The quoted terms that the order must keep. Raises InvalidInput for those of another swap."""
     quoted = read_digest(digest)
-    direction, chain, amount = intent.direction, intent.chain, intent.amount
+    direction, chain, amount = intent.direction, intent.chain, intent.named
     if direction is not None and chain is not None and amount is not None:
         pays_gas = intent.funding is not None
         quoted.require_for(direction, chain.chain_id, amount, pays_gas=pays_gas)
@@ -398,7 +413,7 @@ def _fingerprint(intent: SwapIntent, session: str | None, digest: str | None) ->
     return {
         "direction": direction.value,
         "chain": chain.chain_id,
-        "amount": str(amount.units),
+        "amount" if intent.receive_amount is None else "receiveAmount": str(amount.units),
         "to": intent.to,
         "sessionId": session,
         "refundAddress": intent.refund_address,

@@ -59,6 +59,7 @@ def _monero(network: str) -> str:
 
 _X2U: Json = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8"}
 _U2X: Json = {"direction": "u2x", "chain": "arbitrum", "amount": "150"}
+_EXACT: Json = {"direction": "x2u", "chain": "arbitrum", "receiveAmount": "100"}
 _SWAP_ERRORS = (
     "missing_input", "invalid_input", "unsupported_direction", "unsupported_chain",
     "amount_below_minimum", "amount_above_maximum", "unavailable",
@@ -132,7 +133,11 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
         effect=Effect.READ,
         method="POST",
         path="/agent/swap/quote",
-        examples=(Example("XMR to USDC", _X2U), Example("USDC to XMR", _U2X)),
+        examples=(
+            Example("XMR to USDC", _X2U),
+            Example("USDC to XMR", _U2X),
+            Example("100 USDC arrive", _EXACT),
+        ),
         errors=_QUOTE_ERRORS,
         tool=tools.GET_QUOTE,
     ),

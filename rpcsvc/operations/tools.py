@@ -69,7 +69,8 @@ GET_QUOTE: Final = Tool(
     " data.quoteDigest on to that.",
     _rules(
         "Prices an amount at the current rate: what the user would receive, the least they would"
-        " receive, fees, and what happens to a deposit in every case. Show it to the user before"
+        " receive, fees, and what happens to a deposit in every case. With receiveAmount in place"
+        " of amount it says what to send for exactly that to arrive. Show it to the user before"
         " create_swap, and pass data.quoteDigest on to that.",
         effects=f"{_NONE} No price is locked.",
         again="gives the price of that moment.",

@@ -54,7 +54,7 @@ def draft_fields(order: Order, now: int) -> dict[str, Any]:
     ``now`` in ms, for the time that its chunks still take.
     """
     terms = order.terms
-    seen = order.report or _own_report(order)
+    seen, exact = order.report or _own_report(order), terms.receive_amount
     return {
         "order_id": terms.order_id,
         "status": order.status,
@@ -71,6 +71,7 @@ def draft_fields(order: Order, now: int) -> dict[str, Any]:
         "created_at": iso8601(terms.created_at),
         "completed_at": iso8601(order.completed_at) if order.completed_at else None,
         "twap": twap_view(order, now),
+        "receive_amount": UNSET if exact is None else str(exact),
     }
 
 

@@ -12,7 +12,16 @@ from typing_extensions import override
 
 from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
-from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Money, format_units, mul_div_ceil
+from rpcsvc.domain.money import (
+    MAX_UNITS,
+    RECEIVE_LIMITS,
+    USDC,
+    XMR,
+    Money,
+    as_units,
+    format_units,
+    mul_div_ceil,
+)
 from rpcsvc.domain.order import PERPS, DepositState, Order, OrderStatus
 from rpcsvc.domain.pricing import (
     ONE_XMR,
@@ -28,6 +37,7 @@ from rpcsvc.domain.reservations import Admission, Client
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,
+    InputError,
     OrderNotCancellable,
     Unavailable,
 )
@@ -174,7 +184,16 @@ class LocalVenue(Venue):
 
     @override
     async def check_amount(self, direction: Direction, chain: Chain, amount: Money) -> None:
-        self._within_limits(direction, chain, amount, self._rates.rate())
+        request, rate = QuoteRequest(direction, chain, amount), self._rates.rate()
+        if not request.is_exact:
+            self._within_limits(direction, chain, amount, rate)
+            return
+        price, _, _ = self._price(request, rate)
+        deposit, _ = _amounts(request, price)
+        try:
+            self._within_limits(direction, chain, deposit, rate)
+        except (AmountBelowMinimum, AmountAboveMaximum) as refusal:
+            raise _exact_refused(refusal, request, price) from refusal
 
     @override
     async def amounts(self, client: Client) -> Mapping[tuple[Direction, Chain], tuple[int, int]]:
@@ -197,14 +216,50 @@ class LocalVenue(Venue):
 
     async def _priced(self, request: QuoteRequest) -> _Priced:
         """A quote, and the bounds within which an order at it can be made."""
-        direction, chain, amount = request.direction, request.chain, request.amount
+        direction, chain = request.direction, request.chain
         self._wallets.require_ready()
         self.profile.require_offered(chain)
         rate = self._rates.rate()
         rates = await self._rates.require(rate.usdc_per_xmr)
-        minimum, maximum = self._within_limits(direction, chain, amount, rate)
-        policy = self._policy
-        fees = self._wallets.fees(deposit_asset(direction), payout_asset(direction), chain.name)
+        price, fees, gas = self._price(request, rate)
+        deposit, output = _amounts(request, price)
+        try:
+            minimum, maximum = self._within_limits(direction, chain, deposit, rate)
+            if output == 0:
+                raise _eaten_by_fees(price, direction, deposit, chain)
+            needed = output + fees.payout
+            admission = await self._inventory.require(
+                request.client, direction, chain, deposit, needed, rate
+            )
+        except (AmountBelowMinimum, AmountAboveMaximum) as refusal:
+            if not request.is_exact:
+                raise
+            raise _exact_refused(refusal, request, price) from refusal
+        exact = output if request.is_exact else None
+        quote = VenueQuote(
+            direction=direction,
+            chain=chain,
+            deposit=deposit,
+            price=price,
+            rate=rate,
+            fees=fees,
+            minimum=minimum,
+            maximum=maximum,
+            expected_output=output,
+            min_received=exact or price.min_received(direction, deposit.units),
+            seconds=self._wallets.estimated_seconds(deposit, chain.name),
+            price_locked_until=self._clock.now_ms() + self._policy.price_lock,
+            funding_gas=gas,
+            receive_amount=exact,
+        )
+        return _Priced(quote, admission, rates)
+
+    def _price(self, request: QuoteRequest, rate: Rate) -> tuple[Price, Fees, int]:
+        """The price of any amount, the networks' fees, and the gas of a signed payment."""
+        direction, policy = request.direction, self._policy
+        fees = self._wallets.fees(
+            deposit_asset(direction), payout_asset(direction), request.chain.name
+        )
         gas = self._funding_gas(request)
         # The gas is spent before the deposit is there, so that a refund bears it, too.
         fees = Fees(fees.payout, fees.refund + gas)
@@ -216,35 +271,13 @@ class LocalVenue(Venue):
             request.integrator.fee_bps if request.integrator else 0,
             mul_div_ceil(gas, ONE_XMR, rate.usdc_per_xmr),
         )
-        output = price.output(direction, amount.units)
-        if output == 0:
-            raise _eaten_by_fees(price, direction, amount, chain)
-        needed = output + fees.payout
-        admission = await self._inventory.require(
-            request.client, direction, chain, amount, needed, rate
-        )
-        quote = VenueQuote(
-            direction=direction,
-            chain=chain,
-            deposit=amount,
-            price=price,
-            rate=rate,
-            fees=fees,
-            minimum=minimum,
-            maximum=maximum,
-            expected_output=output,
-            min_received=price.min_received(direction, amount.units),
-            seconds=self._wallets.estimated_seconds(amount, chain.name),
-            price_locked_until=self._clock.now_ms() + policy.price_lock,
-            funding_gas=gas,
-        )
-        return _Priced(quote, admission, rates)
+        return price, fees, gas
 
     def _funding_gas(self, request: QuoteRequest) -> int:
         """The gas, in USDC units, of a signed payment that the order is to bear; 0: none."""
         if not request.pays_gas:
             return 0
-        if request.amount.asset is not USDC:
+        if deposit_asset(request.direction) is not USDC:
             raise ValueError("only USDC is paid by signing")
         return self.authorizations.fee(network_of(USDC, request.chain))
 
@@ -274,7 +307,8 @@ class LocalVenue(Venue):
         """Raise InvalidDestination for a payout or refund address that its network refuses."""
         named = [(payout_asset(request.direction), request.to, request.to_field)]
         if request.refund_address is not None:
-            named.append((request.amount.asset, request.refund_address, "refundAddress"))
+            sent = deposit_asset(request.direction)
+            named.append((sent, request.refund_address, "refundAddress"))
         for asset, address, field in named:
             network = network_of(asset, request.chain)
             await self._wallets.require_payable(network, address, field=field)
@@ -398,6 +432,36 @@ def _require_expired(order: Order) -> Order:
     )
 
 
+def _amounts(request: QuoteRequest, price: Price) -> tuple[Money, int]:
+    """The deposit and its payout, in payout units: the one that is named gives the other."""
+    direction, named = request.direction, request.amount
+    if request.is_exact:
+        units = price.deposit_for(direction, named.units)
+        return Money(units, deposit_asset(direction)), named.units
+    return named, price.output(direction, named.units)
+
+
+def _exact_refused(refusal: InputError, request: QuoteRequest, price: Price) -> InputError:
+    """The refusal of a deposit, with its limits also for what is to arrive."""
+    sent, received = deposit_asset(request.direction), request.amount.asset
+    limits: dict[str, str] = {}
+    for name, text in (refusal.details or {}).items():
+        if name in RECEIVE_LIMITS:
+            units = int(as_units(text, sent))
+            arriving = max(1, price.output(request.direction, units))
+            while name == "minimum" and price.deposit_for(request.direction, arriving) < units:
+                arriving += 1
+            limits[RECEIVE_LIMITS[name]] = format_units(arriving, received)
+    words = ", ".join(f"{name} {text}" for name, text in limits.items())
+    return type(refusal)(
+        f"For {request.amount.display()} to arrive: {refusal.message} In {received.symbol}:"
+        f" {words}.",
+        field=request.amount_field,
+        received=request.amount.text(),
+        details={**(refusal.details or {}), **limits, "receiveAsset": received.symbol},
+    )
+
+
 def _eaten_by_fees(
     price: Price, direction: Direction, amount: Money, chain: Chain
 ) -> AmountBelowMinimum:
@@ -405,7 +469,7 @@ def _eaten_by_fees(
 
     ``minimum`` is the least that brings a unit.
     """
-    minimum = format_units(price.least(direction), amount.asset)
+    minimum = format_units(price.deposit_for(direction, 1), amount.asset)
     return AmountBelowMinimum(
         f"The fees on {chain.name} are more than {amount.display()} is worth: at least {minimum}"
         f" {amount.asset.symbol} has to be sent for anything to arrive.",

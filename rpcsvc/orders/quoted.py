@@ -15,21 +15,22 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import MAX_UNITS, Money, format_units
-from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.pricing import Direction, payout_asset
 from rpcsvc.errors import InvalidInput, QuoteChanged
 from rpcsvc.orders.ports.venue import VenueQuote
 
 FIELD: Final = "quoteDigest"
 PATTERN: Final = "^[A-Za-z0-9_-]{24,512}$"
-_FORM: Final = 2
+_FORM: Final = 3
 _CHECK_BYTES: Final = 9
 _Units = Annotated[int, Field(ge=0, le=MAX_UNITS)]
 _Time = Annotated[int, Field(ge=0, le=253_402_300_799_999)]  # to the end of the year 9999
 # The check is no signature: anybody can write a digest with any body.
-# Form 1 is of before quotes could have gas in them.
+# Form 1 is of before quotes could have gas in them, form 2 of before they could be exact.
 _WRITTEN: Final = TypeAdapter(
     tuple[Literal[1], str, int, _Units, _Units, _Units, _Units, _Time]
-    | tuple[Literal[2], str, int, _Units, _Units, _Units, _Units, _Time, _Units],
+    | tuple[Literal[2], str, int, _Units, _Units, _Units, _Units, _Time, _Units]
+    | tuple[Literal[3], str, int, _Units, _Units, _Units, _Units, _Time, _Units, _Units],
     config=ConfigDict(strict=True),
 )
 
@@ -39,6 +40,7 @@ class QuotedTerms(NamedTuple):
 
     ``amount`` and ``refund_fee`` in deposit units; ``expected_output`` and ``min_received`` in
     payout units. ``funding_gas`` in USDC units: 0 for a quote without gas of a signed payment.
+    ``receive_amount`` in payout units, of a quote that was asked for by it; else 0.
     """
 
     direction: str
@@ -49,13 +51,22 @@ class QuotedTerms(NamedTuple):
     refund_fee: int
     at: int
     funding_gas: int = 0
+    receive_amount: int = 0
 
     def require_for(
         self, direction: Direction, chain_id: int, amount: Money, *, pays_gas: bool = False
     ) -> None:
-        """Raise InvalidInput unless the quote was for this swap."""
-        quoted = (self.direction, self.chain_id, self.amount, self.funding_gas > 0)
-        if quoted != (direction, chain_id, amount.units, pays_gas):
+        """Raise InvalidInput unless the quote was for this swap, named by the same amount."""
+        named = self.receive_amount or self.amount
+        quoted = (
+            self.direction,
+            self.chain_id,
+            self.funding_gas > 0,
+            self.receive_amount > 0,
+            named,
+        )
+        is_exact = amount.asset is payout_asset(direction)
+        if quoted != (direction, chain_id, pays_gas, is_exact, amount.units):
             raise InvalidInput(
                 f"{FIELD} is of a quote for another direction, chain, amount or funding. Send the"
                 " inputs that were quoted, or get a quote for these.",
@@ -69,6 +80,7 @@ class QuotedTerms(NamedTuple):
         worse = [
             {"field": field, "quoted": format_units(before, asset), "now": format_units(new, asset)}
             for field, before, new, asset, is_worse in (
+                ("depositAmount", self.amount, now.amount, deposit, now.amount > self.amount),
                 ("expectedOutput", self.expected_output, now.expected_output, payout,
                  now.expected_output < self.expected_output),
                 ("minReceived", self.min_received, now.min_received, payout,
@@ -98,6 +110,7 @@ def quote_terms(quote: VenueQuote, at: int) -> QuotedTerms:
         quote.fees.refund,
         at,
         quote.funding_gas,
+        quote.receive_amount or 0,
     )
 
 

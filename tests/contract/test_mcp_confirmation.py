@@ -34,6 +34,15 @@ async def test_confirmation_shows_the_terms_before_the_order(served: Served) -> 
     assert served.count("orders") == 1
 
 
+async def test_confirmation_shows_an_exact_amount(served: Served) -> None:
+    arguments = {**swap(), "receiveAmount": "100"}
+    del arguments["amount"]
+    asked = await create(served, arguments)
+    assert "for exactly 100 USDC," in asked["inputRequests"]["terms"]["params"]["message"]
+    made = await create(served, arguments, **answered(asked))
+    assert made["structuredContent"]["data"]["order"]["receiveAmount"] == "100000000"
+
+
 @pytest.mark.parametrize(
     "answer",
     [

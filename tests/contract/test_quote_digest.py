@@ -21,7 +21,7 @@ units = st.integers(0, 2**63 - 1)
 times = st.integers(0, 253_402_300_799_999)
 terms = st.builds(
     QuotedTerms, st.sampled_from(["x2u", "u2x"]), st.integers(1, 2**32), units, units, units, units,
-    times, units,
+    times, units, units,
 )  # fmt: skip
 
 
@@ -67,9 +67,11 @@ async def test_quote_digest_is_refused_for_another_swap(served: Served) -> None:
         assert [problem["field"] for problem in problems] == ["quoteDigest"]
 
 
-def test_digest_of_the_first_form_is_read() -> None:
-    """Digests of the version whose quotes had no gas are accepted."""
-    body = b'[1,"x2u",42161,800000000000,131000000,129000000,50000,1763678000000]'
+@pytest.mark.parametrize(("form", "gas"), [(b"1", b""), (b"2", b",0")])
+def test_digest_of_an_earlier_form_is_read(form: bytes, gas: bytes) -> None:
+    """Quotes had no gas in the first form, and no exact output in the second."""
+    terms = b',"x2u",42161,800000000000,131000000,129000000,50000,1763678000000'
+    body = b"[" + form + terms + gas + b"]"
     written = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:9] + body).decode()
     found = read_digest(written.rstrip("="))
     assert found == QuotedTerms(

@@ -23,9 +23,10 @@ MUTANTS: Final = (
     Mutant(
         "underpaid-is-paid-in-full",
         "an order that is paid short gets what the whole amount brings",
-        "    return terms.price.payout(terms.direction, units_by_rate(order.unspent, fresh))",
-        "    due = max(terms.deposit_amount, sum(units_by_rate(order.unspent, fresh).values()))\n"
-        "    return terms.price.payout(terms.direction, {fresh: due})",
+        "    return order.terms.payout(units_by_rate(order.unspent, fresh), is_priced=is_priced)",
+        "    came = sum(units_by_rate(order.unspent, fresh).values())\n"
+        "    due = max(order.terms.deposit_amount, came)\n"
+        "    return order.terms.payout({fresh: due}, is_priced=is_priced)",
     ),
     Mutant(
         "overpaid-is-swapped",

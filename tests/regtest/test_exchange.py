@@ -76,6 +76,34 @@ async def test_usdc_becomes_xmr_and_the_receipt_proves_it(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("direction", "wanted"), [("x2u", "100.000001"), ("u2x", "0.777777777777")]
+)
+async def test_exactly_the_named_amount_arrives(
+    stack: Exchange, wallet: WalletClient, direction: str, wanted: str
+) -> None:
+    to = stack.user.address if direction == "x2u" else await wallet.primary_address()
+    units = int(wanted.replace(".", ""))
+
+    async def held() -> int:
+        if direction == "x2u":
+            return await stack.token.balance(to)
+        await wallet.refresh()
+        return sum(output.amount for output in await wallet.outputs())
+
+    before = await held()
+    async with stack.serving() as at:
+        made = await create(at, direction=direction, receiveAmount=wanted, to=to)
+        order = made["data"]["order"]
+        pay = stack.pay_xmr if direction == "x2u" else stack.pay_usdc
+        await pay(order["depositAddress"], int(order["depositAmount"]))
+        done = await reaches(stack, at, order["orderId"], "completed")
+
+    assert int(done["actualOutput"]) == units
+    assert await held() - before == units
+
+
+@pytest.mark.slow
 async def test_open_order_keeps_its_reservation(stack: Exchange) -> None:
     """The hot wallet holds 20,000 USDC: most is reserved for one order, and for no second one."""
     swap = {"direction": "x2u", "chain": "arbitrum", "amount": "90", "to": stack.user.address}

@@ -134,6 +134,7 @@ class World:
             price=Price(RATE, spread, 1_000, 9_900, integrator),
             refund_fee=700,
             status="awaiting_deposit",
+            deposit_amount=10**12,
         )
 
     def txid(self, kind: str = "tx") -> str:

@@ -142,6 +142,19 @@ def test_each_deposit_is_audited_at_its_own_rate(paid: int, found: set[str]) -> 
     assert kinds(audited(world)) == found
 
 
+@pytest.mark.parametrize(("more", "found"), [(0, set()), (1, {"payout"}), (-1, {"payout"})])
+def test_exact_payout_is_audited_to_the_unit(more: int, found: set[str]) -> None:
+    """A unit of USDC is worth some 6,000 of XMR, which rounding leaves with the service."""
+    world, wanted = World(), 500_000_000_000
+    order = world.order(U2X)
+    units = order.price.deposit_for(U2X, wanted)
+    assert order.price.output(U2X, units) > wanted
+    order = replace(order, deposit_amount=units, receive_amount=wanted)
+    order = world.deposit(order, units, rate=RATE)
+    world.keep(world.pay_out(order, units=wanted + more))
+    assert kinds(audited(world)) == found
+
+
 @given(worlds())
 @settings(max_examples=150, deadline=None)
 def test_books_of_correct_histories_have_no_difference(world: World) -> None:

@@ -76,6 +76,7 @@ TERMS = Terms(
     twap=TwapPlan(chunk_units=120_000_119, interval_ms=121),
     upstream_id="upstream",
     funding_gas=123,
+    receive_amount=124,
 )
 DEPOSIT = Deposit(
     key=DepositKey("its network", "its txid", 201),

@@ -326,7 +326,7 @@ def test_the_least_deposit_is_the_first_that_brings_anything(
     fee: int, rate: int, direction: Direction
 ) -> None:
     price = Price(rate, 50, fee, 9_900)
-    least = price.least(direction)
+    least = price.deposit_for(direction, 1)
     assert price.output(direction, least) > 0
     assert price.output(direction, least - 1) == 0
 

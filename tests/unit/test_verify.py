@@ -537,11 +537,13 @@ def test_impossible_expectations_are_a_mistake_of_the_verifier(change: Json) -> 
 
 
 def test_the_terms_that_decide_over_the_money_must_be_given() -> None:
-    for name in ("direction", "chain_id", "amount", "to", "issuer"):
+    for name in ("direction", "chain_id", "to", "issuer"):
         given_all: Json = {f: getattr(expected(), f) for f in Expected.__dataclass_fields__}
         del given_all[name]
         with pytest.raises(TypeError, match=name):
             Expected(**given_all)
+    with pytest.raises(verify.BadInput, match="amount is missing"):
+        expected(amount=None)
 
 
 def _without(name: str) -> Json:

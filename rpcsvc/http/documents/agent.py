@@ -59,7 +59,8 @@ def flow(site: Site) -> list[str]:
         f"GET {path['capabilities']}: the chains, directions, limits and deposit policy.",
         f"POST {path['plan']} with whatever is known. While the state is needs_input or"
         " needs_destination, ask the user for what missingInputs names, and plan again.",
-        f"POST {path['quote']}: the price, the fees and what happens to a deposit in every case.",
+        f"POST {path['quote']}: the price, the fees and what happens to a deposit in every case."
+        " With receiveAmount in place of amount it says what to send for exactly that to arrive.",
         f"POST {path['create']} (or POST {path['execute']}, which quotes and creates in one call)"
         f" with the header {IDEMPOTENCY_KEY}: a new value for each order, the same value"
         " when the call is repeated. The field to must be the user's own address, never one from an"

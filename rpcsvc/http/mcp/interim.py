@@ -121,9 +121,11 @@ def _shown(address: object) -> str:
 def _sentence(arguments: Json, quote: Json) -> str:
     refund = arguments.get("refundAddress")
     back = f" Refunds go to {_shown(refund)}." if refund is not None else ""
+    received = f"{quote['expectedOutput']} {quote['payoutAsset']}"
+    least = f"about {received} (at least {quote['minReceived']})"
     return (
-        f"Swap {quote['depositAmount']} {quote['depositAsset']} for about"
-        f" {quote['expectedOutput']} {quote['payoutAsset']} (at least {quote['minReceived']}),"
+        f"Swap {quote['depositAmount']} {quote['depositAsset']} for"
+        f" {least if quote.get('receiveAmount') is None else f'exactly {received}'},"
         f" USDC on {quote['chain']}, paid to {_shown(arguments.get('to'))}.{back} Create the order?"
     )
 

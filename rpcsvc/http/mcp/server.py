@@ -73,7 +73,7 @@ _TTL_MS: Final = 300_000
 _MARKDOWN: Final = "text/markdown"
 _CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}, "extensions": {APPS: {}}}
 _STATELESS_CAPABILITIES: Final[Json] = {**_CAPABILITIES, "extensions": {APPS: {}, TASKS: {}}}
-_QUOTED: Final = ("direction", "chain", "amount", "funding")
+_QUOTED: Final = ("direction", "chain", "amount", "receiveAmount", "funding")
 
 
 McpMethod = Callable[[Caller, McpClient, "str | None", Json], Awaitable[Json]]

@@ -134,7 +134,7 @@ def _short(schema: Json) -> Json:
     short: Json = {}
     for name, value in schema.items():
         match name, value:
-            case "maxLength", _:
+            case (("maxLength" | "allOf"), _):
                 continue
             case "description", str():
                 short[name] = f"{value.partition('. ')[0].removesuffix('.')}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct
@@ -296,12 +297,12 @@ def _quickstart_schema(site: Site) -> Json:
     trust = {name: {"type": "boolean"} for name in made["trust"]} | {"idempotencyHeader": text}
     quick = {
         "flow": {"type": "array", "items": text},
-        "endpoints": _object(dict.fromkeys(made["quickstart"]["endpoints"], text)),
+        "endpoints": _map(made["quickstart"]["endpoints"], text),
     }
     propagation = {
         "preferredCitationText": text,
         "preferredCitationUrl": uri,
-        "citationSnippets": _object({"plain": text, "markdown": text}),
+        "citationSnippets": _map(("plain", "markdown"), text),
         "signatureHeaders": {"type": "array", "items": text},
         "discoveryOrder": {"type": "array", "items": uri},
     }
@@ -309,18 +310,21 @@ def _quickstart_schema(site: Site) -> Json:
         {
             "ok": {"const": True},
             "operation": {"const": "quickstart"},
-            "brand": _object({"name": text, "motto": text, "domain": text}),
+            "brand": _map(("name", "motto", "domain"), text),
             "trust": _object(trust),
-            "links": _object(dict.fromkeys(made["links"], uri)),
+            "links": _map(made["links"], uri),
             "quickstart": _object(quick),
-            "examples": _object(
-                {"plan": _object(call, optional=("headers",)), "execute": _object(call)}
-            ),
+            "examples": _map(("plan", "execute"), _object(call, optional=("headers",))),
             "generatedAt": {"type": "string", "format": "date-time"},
             "propagation": _object(propagation),
         },
         optional=("examples",),
     )
+
+
+def _map(names: Iterable[str], value: Json) -> Json:
+    """Schema of an object whose properties, the named ones at least, are all alike."""
+    return {"type": "object", "required": list(names), "additionalProperties": value}
 
 
 def _rates_schema() -> Json:
@@ -400,10 +404,7 @@ def operation_item(
 def _description(operation: Operation) -> str:
     parts = [effect_sentence(operation)]
     if operation.idempotent:
-        parts.append(
-            f"Send the header `{IDEMPOTENCY_KEY}` with a new value for each order, and"
-            " the same value when the call is repeated: then a retry can't make a second order."
-        )
+        parts.append(f"Send the header `{IDEMPOTENCY_KEY}`.")
     return " ".join(parts)
 
 
@@ -466,7 +467,8 @@ def _goods(site: Site, surface: Surface, operation: Operation) -> Json:
     if operation.method == "GET" and not operation.params.model_fields:
         content["examples"] = live_example(site, surface.root + operation.path)
     elif recorded is not None:
-        content["example"] = recorded.answer
+        answer = recorded.answer
+        content["example"] = _without_policy(answer) if operation.creates else answer
     followed = _links(site, operation)
     if followed:
         good["links"] = followed
@@ -475,6 +477,15 @@ def _goods(site: Site, surface: Surface, operation: Operation) -> Json:
     unknown = "It is not known yet what became of the payment: sign no other, watch the order."
     settled = {**headers, x402.RESPONSE: header_ref(x402.RESPONSE)}
     return {"200": {**good, "headers": settled}, "202": {**good, "description": unknown}}
+
+
+def _without_policy(answer: Json) -> Json:
+    """A recorded order with one row of its quote's policy, which the quote's own example has."""
+    quote = answer["data"].get("quote")
+    if quote is None:
+        return answer
+    short = {**quote, "depositPolicy": quote["depositPolicy"][:1]}
+    return {**answer, "data": {**answer["data"], "quote": short}}
 
 
 def _links(site: Site, operation: Operation) -> Json:

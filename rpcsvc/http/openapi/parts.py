@@ -184,8 +184,9 @@ def shared_parameters() -> Json:
         "IdempotencyKey": {
             "name": IDEMPOTENCY_KEY,
             "in": "header",
-            "description": "16 to 255 printable ASCII characters, such as a UUID made for this"
-            " order: who knows the key can have the order's session. With an `x-api-key`, which"
+            "description": "A new value for each order, and the same one when the call is repeated:"
+            " then a retry can't make a second order. 16 to 255 printable ASCII characters, such as"
+            " a UUID: who knows the key can have the order's session. With an `x-api-key`, which"
             " has keys of its own, 1 to 255.",
             # The stricter of the two lengths: every caller may use it. Blanks around a header's
             # value are not part of it (RFC 9110, section 5.5).

@@ -18,7 +18,7 @@ from msgspec import Struct
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain, ChainRegistry
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.domain.money import Asset, Money
+from rpcsvc.domain.money import MAX_UNITS, Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, Price, payout_asset
 from rpcsvc.domain.reservations import SOCKET, Admission, Client
@@ -107,7 +107,8 @@ class VenueProfile(Struct, frozen=True):
 
 
 class QuoteRequest(Struct, frozen=True):
-    """An amount to price: ``amount`` is what the user sends.
+    """An amount to price: ``amount`` is what the user sends or, in the payout's asset, what is to
+    arrive exactly.
 
     ``to``: where the payout of an order goes that waits for the quote; empty for a quote alone.
     ``client``: whose unfunded orders bound the amount. ``pays_gas``: gas of a signed payment of the
@@ -122,14 +123,25 @@ class QuoteRequest(Struct, frozen=True):
     client: Client = SOCKET
     pays_gas: bool = False
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the amount is what is to arrive."""
+        return self.amount.asset is payout_asset(self.direction)
+
+    @property
+    def amount_field(self) -> str:
+        """The input that named the amount."""
+        return "receiveAmount" if self.is_exact else "amount"
+
 
 class OrderRequest(Struct, frozen=True):
-    """A validated order request: ``amount`` is what the user sends, ``to`` where the payout goes.
+    """A validated order request: ``amount`` as for a quote, ``to`` where the payout goes.
 
     ``twap``: swap it in chunks, if it is worth two or more. ``integrator``: who brought it.
     ``refund_address``: where refunds go, and nowhere else.
     ``client``: whose unfunded orders it is counted with. ``to_field``: the input that named ``to``.
-    ``least``: payout units that it must bring. ``accept`` raises QuoteChanged for a quote that the
+    ``least``: payout units that it must bring, and ``most``: deposit units that it may ask for, of
+    quotes that the caller holds it to. ``accept`` raises QuoteChanged for a quote that the
     caller does not accept. ``webhook``: where its events are sent. ``pays_gas`` as for a quote.
     """
 
@@ -144,6 +156,7 @@ class OrderRequest(Struct, frozen=True):
     client: Client = SOCKET
     to_field: str = "to"
     least: int = 0
+    most: int = MAX_UNITS
     accept: Callable[[VenueQuote], None] | None = None
     webhook: Webhook | None = None
     pays_gas: bool = False
@@ -163,6 +176,7 @@ class VenueQuote(Struct, frozen=True):
     ``seconds``: how long the swap takes, typically. ``price_locked_until`` (ms): how long an order
     at this quote keeps its rate; None if unknown. ``funding_gas``: USDC units of gas for a signed
     payment that are part of the price and of a refund's fee; 0 if the caller did not ask for it.
+    ``receive_amount``: what the deposit pays exactly, if the caller named that; else None.
     """
 
     direction: Direction
@@ -178,6 +192,7 @@ class VenueQuote(Struct, frozen=True):
     seconds: int
     price_locked_until: int | None = None
     funding_gas: int = 0
+    receive_amount: int | None = None
 
     @property
     def deposit_asset(self) -> Asset:
@@ -263,8 +278,8 @@ class Venue(Protocol):
         ...
 
     async def check_amount(self, direction: Direction, chain: Chain, amount: Money) -> None:
-        """Raise AmountBelowMinimum or AmountAboveMaximum, and Unavailable where limits are not
-        known.
+        """Check an amount of a quote's request. Raises AmountBelowMinimum or AmountAboveMaximum,
+        and Unavailable where limits are not known.
         """
         ...
 

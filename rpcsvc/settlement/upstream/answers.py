@@ -461,11 +461,14 @@ class BridgeOrderStatus(ParsedAnswer):
 def quote(answer: UpstreamAnswer, request: UpstreamRequest) -> UpstreamQuote:
     """A quote; it must be for the amount that was asked."""
     found = UpstreamQuote.read(answer)
-    if found.from_amount != request.amount.units:
+    if request.is_exact:
+        _require_exact("toAmount", found.to_amount, request)
+        _require_exact("minReceived", found.min_received, request)
+    elif found.from_amount != request.amount.units:
         raise _broken("fromAmount", "is not the amount that was asked for")
     if found.min_received > found.to_amount:
         raise _broken("minReceived", "is more than toAmount")
-    _require_gas(found.funding_gas, request)
+    _require_gas(found.funding_gas, found.from_amount, request)
     return found
 
 
@@ -490,7 +493,9 @@ def order(
     if found.deposit_token_symbol.upper() != symbol:  # another would be sent in vain
         raise _broken("depositTokenSymbol", f"is not {symbol}")
     _require_asked("toAddress", found.to_address, request.to)
-    _require_gas(found.funding_gas, request)
+    _require_gas(found.funding_gas, found.deposit_amount, request)
+    if request.is_exact:
+        _require_exact("expectedOutput", found.expected_output, request)
     return found.model_copy(update={"deposit_address": address, "to_address": request.to})
 
 
@@ -535,9 +540,14 @@ def _deposit_address(text: str, networks: PayableNetworks, *, pays_monero: bool)
         raise _broken(field, error.message.removeprefix(field).strip(" .")) from None
 
 
-def _require_gas(units: int, request: UpstreamRequest) -> None:
+def _require_exact(field: str, units: int, request: UpstreamRequest) -> None:
+    if units != request.amount.units:
+        raise _broken(field, "is not the amount that has to arrive")
+
+
+def _require_gas(units: int, deposit: int, request: UpstreamRequest) -> None:
     """Gas is in the price if, and only if, that was asked for; the deposit has to exceed it."""
-    if request.pays_gas != (units > 0) or units >= request.amount.units:
+    if request.pays_gas != (units > 0) or units >= deposit:
         raise _broken("fundingGas", "does not fit what was asked for")
 
 

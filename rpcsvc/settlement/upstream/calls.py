@@ -183,6 +183,7 @@ class Dialect(Struct, frozen=True):
     ``paths`` come after the base address, by the names of the calls; ``base_url`` gives that of the
     configured URL. ``keys``: idempotency keys are honoured. ``cuts_usdc``:
     orders that pay USDC in are cut into chunks too, so that they have a twapConfig.
+    ``exact``: a quote and an order may name what is to arrive (toAmount).
     ``refund_addresses``: an order may be created with a final refundAddress. ``code_of``
     gives a refusal one of CALLER_CODES, or None where nothing is certain. ``messages_for_users``:
     the dialect guarantees error messages that are safe to show (spec 7). ``times_ends``: an order
@@ -195,6 +196,7 @@ class Dialect(Struct, frozen=True):
     paths: Mapping[str, str]
     keys: bool
     cuts_usdc: bool
+    exact: bool
     refund_addresses: bool
     read_error: Callable[[Any], RemoteError | None]
     code_of: Callable[[UpstreamRefused], str | None]
@@ -394,7 +396,7 @@ def _quote_body(request: UpstreamRequest) -> dict[str, Any]:
         "toChainId": target,
         "fromToken": sent,
         "toToken": wanted,
-        "fromAmount": str(request.amount.units),
+        "toAmount" if request.is_exact else "fromAmount": str(request.amount.units),
     }
     return body | {"funding": "x402"} if request.pays_gas else body
 

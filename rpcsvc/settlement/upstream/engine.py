@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from math import ceil
+from typing import Final
 
 import orjson
 import structlog
@@ -15,7 +16,13 @@ from rpcsvc.domain.bridge import DIRECTION_OF, BridgeKind, BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money
 from rpcsvc.domain.order import AWAITS_DEPOSIT, PERPS, OrderStatus, Report, Terms
-from rpcsvc.domain.pricing import Direction, implied_rate
+from rpcsvc.domain.pricing import (
+    ONE_USDC,
+    ONE_XMR,
+    Direction,
+    deposit_asset,
+    implied_rate,
+)
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import (
     OrderNotCancellable,
@@ -33,6 +40,7 @@ from rpcsvc.settlement.upstream import answers
 from rpcsvc.settlement.upstream.answers import UNKNOWN
 from rpcsvc.settlement.upstream.calls import Upstream, offered_domain, payment_header
 from rpcsvc.settlement.upstream.client import UpstreamClient
+from rpcsvc.settlement.upstream.inversion import exact_quote
 from rpcsvc.settlement.upstream.limits import Budget, Demand, Urgency
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
 from rpcsvc.settlement.upstream.requests import (
@@ -56,6 +64,8 @@ from rpcsvc.store.changes import Ticket
 
 log = structlog.get_logger(__name__)
 
+# A deposit that any upstream prices, to learn a rate by.
+_FIRST_USDC: Final = 200 * ONE_USDC
 # How long an upstream is left alone that does not say for how long.
 _REST_MS = 5_000
 # The answers to a signed payment by which it took nothing: malformed, refused, or not to be paid.
@@ -91,6 +101,8 @@ class UpstreamEngine:
         self._upstream = upstream
         self.watch = watch
         self.chains = chains
+        # The last price of each direction: deposit and payout units.
+        self._last: dict[Direction, tuple[int, int]] = {}
 
     # --- orders ---
 
@@ -104,6 +116,11 @@ class UpstreamEngine:
         """Whether an order may be created with a refund address that is final."""
         return self._upstream.dialect.refund_addresses
 
+    @property
+    def takes_exact(self) -> bool:
+        """Whether an order may name what is to arrive."""
+        return self._upstream.dialect.exact
+
     def remember(self, ages_ms: list[int]) -> None:
         """Count orders of an earlier process, by their age, for the limit of creations."""
         self._creations.remember(ages_ms)
@@ -114,16 +131,40 @@ class UpstreamEngine:
         amount = request.amount
         request = replace(request, amount=Money(min(amount.units, MAX_UNITS), amount.asset))
         try:
-            urgency = Urgency.CREATION if request.to else Urgency.ROUTINE
-            found = await self._upstream.quote(request, urgency)
+            if request.is_exact and not self.takes_exact:
+                found = await self._exact_quote(request)
+            else:
+                found = await self._quote(request)
         except UpstreamError as error:
             raise self._refusal(request.chain, error) from error
         rate = implied_rate(request.direction, found.from_amount, found.to_amount)
         if found.to_amount <= 0 or rate > MAX_UNITS:
             raise Unavailable("The service that settles this gives no price now.")
         return Offer(
-            found.to_amount, found.min_received, found.estimated_seconds, found.funding_gas
+            found.from_amount,
+            found.to_amount,
+            request.amount.units if request.is_exact else found.min_received,
+            found.estimated_seconds,
+            found.funding_gas,
         )
+
+    async def _quote(self, request: UpstreamRequest) -> answers.UpstreamQuote:
+        urgency = Urgency.CREATION if request.to else Urgency.ROUTINE
+        found = await self._upstream.quote(request, urgency)
+        self._last[request.direction] = found.from_amount, found.to_amount
+        return found
+
+    async def _exact_quote(self, request: UpstreamRequest) -> answers.UpstreamQuote:
+        """The quote of a deposit that brings what is to arrive, found by other quotes."""
+        asset, wanted = deposit_asset(request.direction), request.amount.units
+
+        async def quoted(units: int) -> answers.UpstreamQuote:
+            return await self._quote(replace(request, amount=Money(units, asset)))
+
+        if request.direction not in self._last:
+            least = 2 * request.chain.min_swap_usd * ONE_USDC
+            await quoted(ONE_XMR if asset is XMR else max(least, _FIRST_USDC))
+        return await exact_quote(wanted, *self._last[request.direction], quoted)
 
     async def create(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
         """Make the order. Raises CreationUnknown, and errors.ServiceError when none was made."""
@@ -146,7 +187,7 @@ class UpstreamEngine:
 
     async def _create_swap(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
         made = await self._upstream.create_order(request, key=key, resumed=resumed)
-        if made.deposit_amount != request.amount.units:
+        if not request.is_exact and made.deposit_amount != request.amount.units:
             raise CreationUnknown(
                 f"the upstream asks for a deposit of {made.deposit_amount} units, not of"
                 f" {request.amount.units}",
@@ -159,6 +200,7 @@ class UpstreamEngine:
             made.expires_at,
             made.raw,
             made.expected_output,
+            made.deposit_amount,
             is_over=made.status is not UNKNOWN and made.status.is_terminal,
             funding_gas=made.funding_gas,
         )

@@ -147,11 +147,13 @@ class Relay:
         *,
         least: int = 0,
         most_gas: int = MAX_UNITS,
+        most_deposit: int = MAX_UNITS,
     ) -> tuple[RelayRecord, Created]:
         """Make the order at the upstream, under our id; the caller commits it with the record.
 
-        ``least``: payout units that it must bring, and ``most_gas``: USDC units of gas that it may
-        bear, by the quote that was just given; a call that is made again had another one. Raises
+        ``least``: payout units that it must bring, ``most_gas``: USDC units of gas that it may
+        bear, and ``most_deposit``: deposit units that it may ask for, by the quote that was just
+        given; a call that is made again had another one. Raises
         Unavailable while the outcome of an earlier call is not known, or that of this one is not,
         and of an order that nobody should pay for; StaleWrite, before anybody is asked, where the
         bounds do not hold any more or the key's call is made elsewhere;
@@ -189,8 +191,8 @@ class Relay:
             record, state=RelayState.CREATED, upstream_id=created.upstream_id, raw=created.raw
         )
         if resumed:
-            least, most_gas = 0, MAX_UNITS
-        flaw = _flaw(created, least, most_gas, self._clock.now_ms())
+            least, most_gas, most_deposit = 0, MAX_UNITS, MAX_UNITS
+        flaw = _flaw(created, least, most_gas, most_deposit, self._clock.now_ms())
         if flaw is not None:
             await self._leave(made, flaw)
             raise Unavailable(_NOT_TAKEN)
@@ -351,7 +353,7 @@ def _log_doubt(order_id: str, upstream_id: str | None, reason: str) -> None:
     log.error("upstream_order_in_doubt", order_id=order_id, upstream_id=upstream_id, reason=reason)
 
 
-def _flaw(created: Created, least: int, most_gas: int, now: int) -> str | None:
+def _flaw(created: Created, least: int, most_gas: int, most_deposit: int, now: int) -> str | None:
     """Return why nobody should pay for the order that the upstream made, if so."""
     if created.is_over:
         return "the upstream made it, and says that it is over"
@@ -362,6 +364,8 @@ def _flaw(created: Created, least: int, most_gas: int, now: int) -> str | None:
         return f"it would bring {output} units; at least {least} were quoted"
     if created.funding_gas > most_gas:
         return f"it would bear {created.funding_gas} units of gas; {most_gas} were quoted"
+    if created.deposit > most_deposit:
+        return f"it asks for {created.deposit} units; at most {most_deposit} were quoted"
     return None
 
 

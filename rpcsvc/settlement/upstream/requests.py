@@ -7,12 +7,13 @@ from typing import NamedTuple
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import OrderStatus, Report, TwapPlan
-from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.pricing import Direction, payout_asset
 from rpcsvc.redacted import Redacted
 
 
 class UpstreamRequest(Redacted, frozen=True):
-    """A swap to be quoted or ordered; ``twap`` None: at once. ``refund_address``: refunds of the
+    """A swap to be quoted or ordered; ``amount`` is what is sent or, in the payout's asset, what is
+    to arrive exactly. ``twap`` None: at once. ``refund_address``: refunds of the
     order go there and nowhere else. ``pays_gas``: the order bears the gas of a signed payment.
     """
 
@@ -27,13 +28,19 @@ class UpstreamRequest(Redacted, frozen=True):
     refund_address: str | None = None
     pays_gas: bool = False
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the amount is what is to arrive."""
+        return self.amount.asset is payout_asset(self.direction)
+
 
 class Offer(NamedTuple):
-    """A price, in payout units, and how long the swap takes.
+    """A price, in payout units, for a deposit, in its units, and how long the swap takes.
 
     ``funding_gas``: USDC units of gas for a signed payment, which the output is after.
     """
 
+    deposit: int
     expected_output: int
     min_received: int
     seconds: int
@@ -44,8 +51,8 @@ class Created(NamedTuple):
     """The order that the upstream made.
 
     ``expires_at``: ms since the epoch. ``expected_output``: payout units; None of a bridge order,
-    which takes any deposit. ``is_over``: it was over in the answer already. ``funding_gas`` as in
-    an offer.
+    which takes any deposit. ``deposit``: the units that it asks for. ``is_over``: it was over in
+    the answer already. ``funding_gas`` as in an offer.
     """
 
     upstream_id: str
@@ -53,6 +60,7 @@ class Created(NamedTuple):
     expires_at: int
     raw: bytes
     expected_output: int | None = None
+    deposit: int = 0
     is_over: bool = False
     funding_gas: int = 0
 

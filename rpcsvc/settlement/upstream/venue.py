@@ -13,9 +13,15 @@ from typing_extensions import override
 from rpcsvc.domain.chains import MONERO_NETWORK, Chain, network_of
 from rpcsvc.domain.money import MAX_UNITS, XMR, Money, mul_div_ceil, require_storable
 from rpcsvc.domain.order import PERPS, Order
-from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, Price, implied_rate
+from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, Price, deposit_asset, implied_rate
 from rpcsvc.domain.reservations import UPSTREAM, Admission, Client, Reservation
-from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
+from rpcsvc.errors import (
+    AmountAboveMaximum,
+    AmountBelowMinimum,
+    InvalidInput,
+    ServiceError,
+    Unavailable,
+)
 from rpcsvc.health import Health
 from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
@@ -44,6 +50,8 @@ log = structlog.get_logger(__name__)
 _USUAL_SECONDS: Final = 1_800
 # Amounts are known under other settings only, but a 503 has to name a time.
 _RETRY_AMOUNTS_SECONDS: Final = 86_400
+# How much more than was just quoted an upstream may ask for, when it makes the order: 1 %.
+_MORE_DEPOSIT: Final = (101, 100)
 # A bridge order takes any deposit; its terms name one unit each way, the least that can be stored.
 _ANY_AMOUNT: Final = 1
 
@@ -106,22 +114,33 @@ class UpstreamVenue(Venue):
         self.profile.require_offered(request.chain)
         if request.pays_gas:
             self.profile.require_authorizations()
-        amount = request.amount
-        admission = await self._require(request, 0)
+        named = request.amount
+        admission = await self._require(request, named, 0)
         if request.chain.name == PERPS:
             return _quote(request, None, self._clock.now_ms()), admission
         asked = UpstreamRequest(
-            request.direction, request.chain, amount, request.to, pays_gas=request.pays_gas
+            request.direction, request.chain, named, request.to, pays_gas=request.pays_gas
         )
-        offer = await self._upstream.quote(asked)
-        require_storable(amount)
-        admission = await self._require(request, _worth(request, offer.expected_output))
-        return _quote(request, offer, self._clock.now_ms()), admission
+        try:
+            offer = await self._upstream.quote(asked)
+            require_storable(named)
+            quote = _quote(request, offer, self._clock.now_ms())
+            admission = await self._require(request, quote.deposit, _worth(quote))
+        except (AmountBelowMinimum, AmountAboveMaximum) as refusal:
+            if not request.is_exact:
+                raise
+            raise type(refusal)(
+                f"For {named.display()} to arrive: {refusal.message}",
+                field=request.amount_field,
+                received=named.text(),
+                details=refusal.details,
+            ) from refusal
+        return quote, admission
 
-    async def _require(self, request: QuoteRequest, worth: int) -> Admission:
+    async def _require(self, request: QuoteRequest, amount: Money, worth: int) -> Admission:
         client = request.client
         reserved = await self._limits.reserved(client, UPSTREAM)
-        return await self._limits.require(client, request.amount, UPSTREAM, worth, reserved)
+        return await self._limits.require(client, amount, UPSTREAM, worth, reserved)
 
     # --- orders ---
 
@@ -146,7 +165,7 @@ class UpstreamVenue(Venue):
         asked = UpstreamRequest(
             direction=request.direction,
             chain=request.chain,
-            amount=request.amount,
+            amount=self._asked_amount(request.priced, quote),
             to=request.to,
             session_id=named.session_id,
             twap=request.twap,
@@ -155,16 +174,25 @@ class UpstreamVenue(Venue):
         )
         least = max(quote.min_received, request.least) if quote else 0
         most_gas = quote.funding_gas if quote else MAX_UNITS
+        most_deposit = MAX_UNITS
+        if quote is not None and request.priced.is_exact:
+            most_deposit = min(request.most, mul_div_ceil(quote.deposit.units, *_MORE_DEPOSIT))
         reservation = self._reservation(request, quote, admission.client)
         fresh = Asking(named.order_id, reservation, admission)
         record, created = await self._relay.create(
-            asked, claim, fresh, least=least, most_gas=most_gas
+            asked, claim, fresh, least=least, most_gas=most_gas, most_deposit=most_deposit
         )
         async with self._relay.recording(record):
             yield self._made(request, quote, record, created, admission.client)
         if request.twap is not None:
             # Only its status says whether it is cut, and how.
             await self._follower.ask_first(record.order_id)
+
+    def _asked_amount(self, request: QuoteRequest, quote: VenueQuote | None) -> Money:
+        """The amount to order by: of an upstream that takes deposits only, the deposit quoted."""
+        if quote is None or self._upstream.takes_exact:
+            return request.amount
+        return quote.deposit
 
     def _require_can_fix(self, refund_address: str | None) -> None:
         """Raise InvalidInput for a refund address that the upstream could not be held to."""
@@ -181,12 +209,11 @@ class UpstreamVenue(Venue):
         self, request: OrderRequest, quote: VenueQuote | None, client: str
     ) -> Reservation:
         """Return the reservation of an order while it is being made: its worth in USDC units."""
-        output = quote.expected_output if quote else 0
         return Reservation(
             UPSTREAM,
-            _worth(request.priced, output),
+            _worth(quote) if quote else 0,
             client,
-            network_of(request.amount.asset, request.chain),
+            network_of(deposit_asset(request.direction), request.chain),
             self._maker.expires_at(),
         )
 
@@ -285,26 +312,27 @@ class UpstreamVenue(Venue):
         return {"relay": relay if not relay.ok else self._follower.health()}
 
 
-def _worth(request: QuoteRequest, output: int) -> int:
+def _worth(quote: VenueQuote) -> int:
     """An order's worth in USDC units; 0 of a bridge order, which takes any amount."""
-    if request.chain.name == PERPS:
+    if quote.chain.name == PERPS:
         return 0
-    return output if request.amount.asset is XMR else request.amount.units
+    return quote.expected_output if quote.deposit_asset is XMR else quote.deposit.units
 
 
 def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> VenueQuote:
     """The quote at an offer of the upstream; a bridge order has none."""
     if offer is None:
-        offer, price = Offer(_ANY_AMOUNT, 0, _USUAL_SECONDS), _ANY_AMOUNT
+        offer = Offer(request.amount.units, _ANY_AMOUNT, 0, _USUAL_SECONDS)
+        price = _ANY_AMOUNT
     else:
-        swapped = request.amount.units - offer.funding_gas
+        swapped = offer.deposit - offer.funding_gas
         price = implied_rate(request.direction, swapped, offer.expected_output)
     rate, gas = Rate(price, as_of, "upstream"), offer.funding_gas
     gas_fee = mul_div_ceil(gas, ONE_XMR, price)
     return VenueQuote(
         direction=request.direction,
         chain=request.chain,
-        deposit=request.amount,
+        deposit=Money(offer.deposit, deposit_asset(request.direction)),
         price=Price(rate.usdc_per_xmr, 0, 0, BPS, funding_fee=gas_fee),
         rate=rate,
         fees=Fees(0, gas),  # a refund bears the gas, too
@@ -314,6 +342,7 @@ def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> VenueQuote
         min_received=offer.min_received,
         seconds=offer.seconds,
         funding_gas=gas,
+        receive_amount=request.amount.units if request.is_exact else None,
     )
 
 
@@ -325,5 +354,7 @@ def _agreed(
     if output is None:
         return _quote(request, None, as_of)
     least, seconds = (quote.min_received, quote.seconds) if quote else (0, _USUAL_SECONDS)
-    offer = Offer(output, min(least, output), seconds, created.funding_gas)
+    if request.is_exact:
+        least = request.amount.units
+    offer = Offer(created.deposit, output, min(least, output), seconds, created.funding_gas)
     return _quote(request, offer, as_of)

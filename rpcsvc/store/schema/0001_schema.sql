@@ -50,6 +50,8 @@ CREATE TABLE orders (
     agreed_refund_address TEXT,
     -- NULL: the price is locked until expires_at
     price_locked_until    INTEGER,
+    -- what the deposit_amount pays exactly; NULL: the order named its deposit, and not this
+    receive_amount        INTEGER CHECK (receive_amount > 0),
     -- from here on: what changes
     status                TEXT    NOT NULL CHECK (status IN (
         'awaiting_deposit', 'deposit_detected', 'deposit_confirmed', 'executing_swap',
@@ -110,7 +112,7 @@ CREATE TRIGGER orders_keep_their_terms BEFORE UPDATE OF
     max_deposit, rate, spread_bps, payout_fee, min_received_bps, refund_fee, created_at,
     expires_at, late_window, confirm_timeout, prepare_timeout, payout_check, refund_reminder,
     integrator, integrator_bps, funding_fee, funding_gas, twap_chunk_units, twap_interval_ms, upstream_id,
-    agreed_refund_address, price_locked_until
+    agreed_refund_address, price_locked_until, receive_amount
 ON orders
 BEGIN SELECT RAISE(ABORT, 'an order keeps its terms'); END;
 

@@ -66,7 +66,9 @@ def kept() -> list[tuple[str, str]]:
     ]
 
 
-NUMBERS = {"twap_chunk_units", "twap_interval_ms", "price_locked_until", "rate"}
+NUMBERS = {
+    "twap_chunk_units", "twap_interval_ms", "price_locked_until", "rate", "receive_amount",
+}  # fmt: skip
 
 
 def another(column: str, value: int | str | None) -> int | str:
