@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import random
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,9 @@ from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.database import DatabaseInUse
 from rpcsvc.store.leases import Lease
 from tests.simulation.database import DatabaseServer, SimulatedDatabase
+from tests.simulation.followers import Follower
 from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
+from tests.simulation.receivers import Receiver, Receivers
 
 HOUR_MS: Final = 3_600_000
 AMOUNTS: Final = {"x2u": "0.8", "u2x": "150"}
@@ -47,6 +49,16 @@ _GAPS: Final = (
     "SELECT order_seq FROM event_log GROUP BY order_seq"
     " HAVING count(*) <> max(version) - min(version) + 1"
 )
+_LOG: Final = (
+    "SELECT e.version FROM event_log e JOIN orders o ON o.seq = e.order_seq"
+    " WHERE o.order_id = ? ORDER BY e.version"
+)
+_MESSAGES: Final = (
+    "SELECT d.version, d.state, d.error, o.status FROM webhook_deliveries d"
+    " JOIN orders o ON o.seq = d.order_seq WHERE o.order_id = ? ORDER BY d.version"
+)
+# Of the orders, with people who are told of their events, or who ask.
+_AUDIENCE: Final = 0.3
 _BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}
 
 
@@ -113,14 +125,32 @@ class Replica:
         life = context.run(asyncio.ensure_future, self._live())
         life.add_done_callback(self._ended)
 
-    async def _work(self, up: Running) -> None:
-        """Settle until another replica has the lease."""
+    @asynccontextmanager
+    async def _serving(self, up: Running) -> AsyncIterator[asyncio.Event]:
+        """Work and answer until the block ends; the event is set when the lease is lost."""
+        ended = asyncio.Event()
         working = asyncio.ensure_future(up.worker.run())
         lost = asyncio.ensure_future(up.lease.lost.wait())
-        await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
-        lost.cancel()
-        await up.worker.stop()
-        await working
+        following = asyncio.ensure_future(up.service.waits.follow_log())
+        for each in (working, lost):
+            each.add_done_callback(lambda _task: ended.set())
+        self.up = up
+        try:
+            yield ended
+        finally:
+            self.up = None
+            for task in (lost, following):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await up.worker.stop()
+            await working
+
+    @asynccontextmanager
+    async def _standing_by(self, up: Running) -> AsyncIterator[None]:
+        """Answer while another replica settles."""
+        async with self._serving(up):
+            yield
 
     def _ended(self, life: asyncio.Task[None]) -> None:
         """A process that ended by itself, as one without its lease does, is started again."""
@@ -146,13 +176,20 @@ class Replica:
         chains = read_chains(settings.chains_file)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            async with running_on(
-                database, settings, chains, self.clock, chance.randbytes, asyncio.Event()
-            ) as up:
-                self.up = up
-                await self._work(up)
+            async with (
+                running_on(
+                    database,
+                    settings,
+                    chains,
+                    self.clock,
+                    chance.randbytes,
+                    asyncio.Event(),
+                    self._standing_by,
+                ) as up,
+                self._serving(up) as ended,
+            ):
+                await ended.wait()
         finally:
-            self.up = None
             await database.close()
 
 
@@ -190,6 +227,12 @@ class Universe:
         self._asked: dict[str, dict[str, Any]] = {}
         self.violations: list[str] = []
         self.server.changed = self._written
+        # Nobody in a universe without faults, where each effect is counted.
+        self._audience = _AUDIENCE if self.faults != Faults() else 0.0
+        self.receivers = Receivers(self.now_ms)
+        self._told: dict[str, Receiver] = {}
+        self._followers: list[Follower] = []
+        self._reading: list[asyncio.Task[None]] = []
         self.counts = {
             "kills": 0,
             "pauses": 0,
@@ -198,6 +241,8 @@ class Universe:
             "steps": 0,
             "calls": 0,
             "unanswered": 0,
+            "messages": 0,
+            "events": 0,
         }
         self.is_striking = False
         # How long (s) people come, and how long faults strike after the last payment.
@@ -215,7 +260,7 @@ class Universe:
 
     def calm(self) -> None:
         """Let no more faults strike."""
-        self.is_striking = False
+        self.is_striking = self.receivers.is_striking = False
         self.faults = self.faults._replace(slow=0.0)
         for replica in self.replicas:
             replica.clock.wrong_ms = 0
@@ -247,7 +292,7 @@ class Universe:
     def run(self, orders: int) -> None:
         """Have people make so many orders under faults, then let all of them end, then check."""
         self._most_steps = self.most_steps(orders)
-        with _simulated_time(self.loop):
+        with _simulated_time(self.loop), self.receivers.carrying():
             self.loop.before_step = self._strike
             self.loop.run_simulation(self.story(orders))
 
@@ -260,7 +305,7 @@ class Universe:
         await self.begin()
         for replica in self.replicas:
             replica.start()
-        self.is_striking = True
+        self.is_striking = self.receivers.is_striking = True
         people = [asyncio.ensure_future(self._person(number)) for number in range(orders)]
         await asyncio.gather(*people)
         await asyncio.sleep(self.lingers)
@@ -299,6 +344,10 @@ class Universe:
             "amount": AMOUNTS[direction],
             "to": to,
         }
+        hooks = random.Random(f"{self.seed} {number} audience")
+        if hooks.random() < self._audience:
+            receiver = self._told[key] = self.receivers.make(number, hooks)
+            params["webhook"] = receiver.param
         self._asked[key] = params
         copies = chance.choice([1, 1, 1, 3])
         answers = await asyncio.gather(
@@ -315,7 +364,20 @@ class Universe:
             if known != order:
                 self.violated(f"key {key} has two orders: {known.order_id}, {order.order_id}")
             self.loop.note(f"order {order.order_id}")
+        if hooks.random() < self._audience:
+            self._follow(order, hooks)
         return order
+
+    def _follow(self, order: Order, chance: random.Random) -> None:
+        """Have somebody read the events of an order."""
+
+        async def ask(cursor: int, seconds: int) -> dict[str, Any]:
+            name, order_id = "swap.events", order.order_id
+            return await self.call(name, chance, orderId=order_id, after=cursor, waitSec=seconds)
+
+        follower = Follower(order.order_id, chance, ask)
+        self._followers.append(follower)
+        self._reading.append(asyncio.ensure_future(follower.run()))
 
     async def call(
         self,
@@ -519,6 +581,8 @@ class Universe:
         for row in self.server.connection.execute(_GAPS):
             self.violated(f"the events of order {row[0]} have a gap")
         await self._check_keys()
+        await self._check_followers()
+        self._check_receivers()
         for replica in self.replicas:
             if problem := await self._sickness(replica):
                 self.violated(f"{replica.actor.name} is not well after the faults: {problem}")
@@ -533,6 +597,42 @@ class Universe:
             again = answer.get("data", {}).get("order", {}).get("orderId")
             if again != order.order_id:
                 self.violated(f"key {key} gave {order.order_id}, and then {again}")
+
+    async def _check_followers(self) -> None:
+        """Each read the whole log of its order, each event once."""
+        await asyncio.gather(*self._reading)
+        for follower in self._followers:
+            self.counts["events"] += follower.cursor
+            while not follower.violations and not await follower.read():
+                continue  # deposits come late, too, to an order that has ended
+            log = [row[0] for row in self.server.connection.execute(_LOG, (follower.order_id,))]
+            if log != [event["cursor"] for event in follower.events]:
+                self.violated(f"a follower of {follower.order_id} read {follower.cursor} of {log}")
+            self.violations += follower.violations
+
+    def _check_receivers(self) -> None:
+        """Each event has a message, which its receiver took, or whose failure is on record."""
+        for key, receiver in self._told.items():
+            order_id = self.orders[key].order_id
+            if receiver.order_id not in (None, order_id):
+                self.violated(f"the receiver of {order_id} was told of {receiver.order_id}")
+            self.violations += receiver.violations
+            self.counts["messages"] += len(receiver.heard)
+            log = [row[0] for row in self.server.connection.execute(_LOG, (order_id,))]
+            rows = self.server.connection.execute(_MESSAGES, (order_id,)).fetchall()
+            for row in rows:
+                said = f"message {row['version']} of {order_id} to {receiver.manner}"
+                if row["state"] == "delivered" and row["version"] not in receiver.taken:
+                    self.violated(f"{said} is delivered, and was not taken")
+                elif row["state"] == "pending" and receiver.manner == "silent":
+                    continue  # it is tried again for a day
+                elif row["state"] == "pending" or (row["state"] == "dead" and not row["error"]):
+                    self.violated(f"{said} is {row['state']}: {row['error']}")
+                elif row["state"] == "dead" and receiver.manner == "steady":
+                    self.violated(f"{said} was given up: {row['error']}")
+            is_whole = receiver.manner in ("steady", "flaky") and "cancelled" not in row["status"]
+            if is_whole and [row["version"] for row in rows] != log:
+                self.violated(f"{order_id} has {len(rows)} messages for {log}")
 
     async def _sickness(self, replica: Replica) -> str:
         """The trouble of a replica that stays for some minutes; empty: none."""
