@@ -25,6 +25,9 @@ _SLOWEST_SECONDS: Final = 15
 _LATE_RENEWALS: Final = 100
 # Only the settler changes these; it does so under its lease.
 _SETTLED: Final = ("deposits", "effects", "evm_payments", "monero_payments", "payment_journal")
+_PAYMENTS: Final = ("evm_payments", "monero_payments")
+# So long after a pause, what a replica decided to before is given out.
+_PAUSING_MS: Final = 60_000
 
 
 def nothing() -> None:
@@ -50,13 +53,32 @@ class DatabaseServer:
         self.effect: Callable[[], None] = nothing
         # Called at each change of what only the settler changes, by the process that makes it.
         self.changed: Callable[[], None] = lambda: None
+        # Called when a payment is recorded or given out while payouts are paused, with which.
+        self.paid_in_pause: Callable[[str], None] = lambda _what: None
         self.connection.create_function("changed", 0, self._call_changed)
+        self.connection.create_function("paid_in_pause", 1, self._call_paid_in_pause)
         for table in _SETTLED:
             for change in ("INSERT", "UPDATE"):
                 self.connection.execute(
                     f"CREATE TEMP TRIGGER {table}_{change} AFTER {change} ON main.{table}"
                     " BEGIN SELECT changed(); END"
                 )
+        for table in _PAYMENTS:
+            self.connection.execute(
+                f"CREATE TEMP TRIGGER {table}_signed AFTER INSERT ON main.{table} WHEN NEW.purpose"
+                " = 'transfer' AND EXISTS (SELECT 1 FROM main.payout_pause)"
+                " BEGIN SELECT paid_in_pause(NEW.payment_id || ' was signed'); END"
+            )
+            self.connection.execute(
+                f"CREATE TEMP TRIGGER {table}_given_out AFTER UPDATE OF state ON main.{table} WHEN"
+                " NEW.purpose = 'transfer' AND OLD.state = 'prepared' AND NEW.state IN"
+                " ('relaying', 'published') AND EXISTS (SELECT 1 FROM main.payout_pause"
+                f" WHERE paused_at < now_ms() - {_PAUSING_MS})"
+                " BEGIN SELECT paid_in_pause(NEW.payment_id || ' was given out'); END"
+            )
+
+    def _call_paid_in_pause(self, what: str) -> None:
+        self.paid_in_pause(what)
 
     def _call_changed(self) -> None:
         self.changed()

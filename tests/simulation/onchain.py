@@ -19,19 +19,18 @@ from unittest.mock import patch
 from rpcsvc.audit.auditor import open_auditor
 from rpcsvc.audit.books import read_books_of
 from rpcsvc.domain import usdc
-from rpcsvc.errors import Unavailable
 from rpcsvc.orders.scheduler import worker
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
 from rpcsvc.settlement.onchain.journal import files
-from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch
 from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.evm import GWEI, EvmChain, Holding
 from tests.simulation.evm_node import EvmName, EvmNode
 from tests.simulation.monero import MoneroChain, MonerodModel, Paid
 from tests.simulation.monero_wallet import WalletModel, address_of
+from tests.simulation.operator import Operator
 from tests.simulation.universe import (
     Faults,
     Order,
@@ -48,7 +47,6 @@ MNEMONIC: Final = "legal winner thank year wave sausage worth useful legal winne
 _TOKEN: Final = evm_address("token")
 _CHAIN_ID: Final = 421614
 _EVM_SECONDS: Final = 6
-_OF_A_REORGANISATION: Final = "audit: deposit_unmined"
 # What signs, or gives to the network: around these a crash matters most.
 _CRITICAL: Final = frozenset(
     {"eth_sendRawTransaction", "/send_raw_transaction", "relay_tx", "transfer"}
@@ -60,8 +58,11 @@ _OPENING_OUTPUTS: Final = 60
 # More than the service looks back at its first start.
 _OPENING_BLOCKS: Final = 2_100
 _MOST_WAITS: Final = 30
+# Of universes with faults, those whose operator pauses and withdraws.
+_BUSY: Final = 0.7
 _UNDER_WAY: Final = (
     "SELECT EXISTS (SELECT 1 FROM deposits WHERE state = 'seen'), EXISTS (SELECT 1 FROM transfers"
+    " WHERE state NOT IN ('settled', 'failed', 'cancelled')), EXISTS (SELECT 1 FROM withdrawals"
     " WHERE state NOT IN ('settled', 'failed', 'cancelled'))"
 )
 # A transfer that began before all faults had ended, and is under way still.
@@ -136,9 +137,13 @@ class ChainFaults(NamedTuple):
 
 
 class OnchainUniverse(Universe):
-    """One EVM chain, Monero, and the operator's wallets on them."""
+    """One EVM chain, Monero, and the operator's wallets on them.
+
+    ``operator_addresses``: where the operator takes money out to.
+    """
 
     chains = ("arbitrum",)
+    operator: Operator
 
     def __init__(self, seed: int, folder: Path, faults: Faults | None = None) -> None:
         super().__init__(seed, folder, faults)
@@ -155,7 +160,12 @@ class OnchainUniverse(Universe):
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
+        self.counts |= {"drills": 0, "withdrawals": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
+        self.operator_addresses = {
+            "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
+        }  # fmt: skip
+        self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
         self.settings |= self._settings(chance)
 
@@ -193,6 +203,7 @@ class OnchainUniverse(Universe):
             "onchain.usdc_addresses": 64,
             "onchain.poll_ms": chance.choice([2000, 5000, 10_000]),
             "onchain.audit_seconds": 120,
+            "inventory.withdraw_to": [f"{n}={at}" for n, at in self.operator_addresses.items()],
             **dict.fromkeys(("onchain.xmr_per_transfer", "onchain.xmr_per_day"), "100000"),
             **dict.fromkeys(("onchain.usdc_per_transfer", "onchain.usdc_per_day"), "10000000"),
         }
@@ -223,8 +234,10 @@ class OnchainUniverse(Universe):
         self.monero.mine(20)
         for _ in range(_OPENING_BLOCKS):
             self.evm.mine()
+        self.operator = Operator(self, self._fork(), is_busy=self._is_busy)
         works = (
-            self._mine_evm(), self._mine_monero(), self._trouble_daemons(), self._operate()
+            self._mine_evm(), self._mine_monero(), self._trouble_daemons(),
+            self.operator.look(), self.operator.drill(), self.operator.withdraw(),
         )  # fmt: skip
         self._works = [asyncio.ensure_future(work) for work in works]
         self.network.faults = self.chain_faults.network
@@ -344,26 +357,6 @@ class OnchainUniverse(Universe):
         if chance.random() < 0.5:
             node.lag, node.relays, self.monerod.relays = 0, True, True
 
-    async def _operate(self) -> None:
-        """Be the operator: resume what an audit has paused because a deposit's block is gone."""
-        database = SimulatedDatabase(self.server, self._outside, 0.0)
-        row = PauseRow(database)
-        switches = [PauseSwitch(self.folder / f"replica-{each.number}") for each in self.replicas]
-        while True:
-            await asyncio.sleep(60)
-            try:
-                reasons = [switch.reason() for switch in switches] + [await row.reason()]
-                for reason in filter(None, reasons):
-                    if not reason.startswith(_OF_A_REORGANISATION):
-                        self.violated(f"payouts are paused: {reason}")
-                if any(reasons):
-                    self.counts["resumed"] += 1
-                    for switch in switches:
-                        switch.resume()
-                    await row.resume()
-            except Unavailable:
-                continue  # looked at again in a minute
-
     # --- people --------------------------------------------------------------------------------
 
     def destination(self, direction: str, number: int) -> str:
@@ -449,13 +442,16 @@ class OnchainUniverse(Universe):
             for (sender, nonce), calls in self.evm.submitted.items()
             if len(calls) > 1
         ]
-        return [*found, *self.strange_payments(), *await self._audited()]
+        await self.operator.check()
+        self.counts["withdrawals"] = sum(self.operator.wanted.values())
+        found += [*self.strange_payments(), *self.operator.strange()]
+        return [*found, *await self._audited()]
 
     def order_differences(self, order: Order) -> Iterator[str]:
         """Whether an order got for its deposits what it should, once."""
-        came = self._received(order.deposit_address)
-        paid = self._received(order.to)
-        refunds = [units for at in self._refunded_to(order) for units in self._received(at)]
+        came = self.received(order.deposit_address)
+        paid = self.received(order.to)
+        refunds = [units for at in self._refunded_to(order) for units in self.received(at)]
         is_x2u = order.direction == "x2u"
         value_in = sum(_value(units, is_xmr=is_x2u) for units in came)
         value_out = sum(_value(units, is_xmr=not is_x2u) for units in paid)
@@ -492,7 +488,7 @@ class OnchainUniverse(Universe):
         sender = [self._payer(order.number)] if order.direction == "u2x" else []
         return [*self._refunds.get(order.order_id, []), *sender]
 
-    def _received(self, address: str) -> list[int]:
+    def received(self, address: str) -> list[int]:
         """Units that an address got in the chain, by payment."""
         if address.startswith("0x"):
             return [units for _, to, units in self._moves() if to == address.lower()]
@@ -515,6 +511,7 @@ class OnchainUniverse(Universe):
         """Payments of the wallets to nobody that an order knows."""
         known = {order.to for order in self.orders.values()}
         known |= {each for order in self.orders.values() for each in self._refunded_to(order)}
+        known |= set(self.operator_addresses.values())
         lower = {address.lower() for address in known}
         for source, to, units in self._moves():
             if source == self.hot.lower() and to not in lower:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import random
 import types
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
@@ -24,6 +24,7 @@ from rpcsvc import clock as product_clock
 from rpcsvc.bootstrap import Running, running_on
 from rpcsvc.domain.addresses import evm_checksum, stagenet_subaddress
 from rpcsvc.errors import Unavailable
+from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call, Reply
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
@@ -43,6 +44,8 @@ _MOST_WRONG_MS: Final = 300_000
 _LEASE: Final = "SELECT token, expires_at FROM leases WHERE name = 'settler'"
 # So long after it was woken, a replica may publish what it decided to before it was paused.
 _WAKING: Final = 1.0
+# Nothing was done, and it may be asked again.
+_AWAY: Final = Unavailable.code
 # The wallets have no more for now: people come again.
 _FULL: Final = "amount_above_maximum"
 _GAPS: Final = (
@@ -227,6 +230,7 @@ class Universe:
         self._asked: dict[str, dict[str, Any]] = {}
         self.violations: list[str] = []
         self.server.changed = self._written
+        self.server.paid_in_pause = self._paid_in_pause
         # Nobody in a universe without faults, where each effect is counted.
         self._audience = _AUDIENCE if self.faults != Faults() else 0.0
         self.receivers = Receivers(self.now_ms)
@@ -418,15 +422,34 @@ class Universe:
                         return answer
             await asyncio.sleep(0.2 + chance.random())
 
+    async def administer(
+        self, name: str, chance: random.Random, params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Call an admin method at any replica until one answers, and is not unavailable."""
+        while True:
+            replica = chance.choice(self.replicas)
+            if (up := replica.up) is not None:
+                operation = next((each for each in up.admin if each.name == name), None)
+                if operation is None:
+                    raise LookupError(f"there is no method {name}")
+                flat = flat_dispatcher(up.service)
+                body = await self._run(replica, flat.run(operation, params, Call("req_operator")))
+                answer: dict[str, Any] = {} if body is None else orjson.loads(body)
+                if body is not None and answer.get("error", {}).get("code") != _AWAY:
+                    return answer
+            await asyncio.sleep(0.2 + chance.random())
+
     async def _ask(
         self, replica: Replica, up: Running, name: str, params: dict[str, Any], key: str | None
     ) -> bytes | None:
         call = Call("req_simulated", idempotency_key=key)
+        return await self._run(replica, up.dispatcher.run(_BY_NAME[name], params, call))
+
+    async def _run(self, replica: Replica, work: Coroutine[Any, Any, Reply]) -> bytes | None:
+        """The answer of a replica; None if none came in time."""
         context = copy_context()
         context.run(ACTOR.set, replica.actor)
-        running: asyncio.Task[Reply] = self.loop.create_task(
-            up.dispatcher.run(_BY_NAME[name], params, call), context=context
-        )
+        running: asyncio.Task[Reply] = self.loop.create_task(work, context=context)
         if not (await asyncio.wait({running}, timeout=30))[0]:
             return None
         return running.result().body
@@ -516,6 +539,17 @@ class Universe:
         row = self.server.connection.execute(_LEASE).fetchone()
         if lease.token != row["token"] or row["expires_at"] <= self.now_ms():
             self.violated(f"{actor.name} published without lease {lease.token}")
+
+    def _paid_in_pause(self, what: str) -> None:
+        """A payout is signed or given out while payouts are paused.
+
+        A replica that begins adopts what it signed before, from its journal. One that has just been
+        woken may have looked before it was paused.
+        """
+        if (settler := self._settling()) is None:
+            return
+        if self.loop.time() > settler[0].woke_at + _WAKING:
+            self.violated(f"{what} by {settler[0].name} while payouts are paused")
 
     def sender(self) -> Replica | None:
         """The replica whose code runs now."""
