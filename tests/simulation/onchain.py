@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from rpcsvc.audit.auditor import open_auditor
@@ -31,6 +31,7 @@ from tests.simulation.evm_node import EvmName, EvmNode
 from tests.simulation.monero import MoneroChain, MonerodModel, Paid
 from tests.simulation.monero_wallet import WalletModel, address_of
 from tests.simulation.operator import Operator
+from tests.simulation.signers import Signers, key_of
 from tests.simulation.universe import (
     Faults,
     Order,
@@ -58,6 +59,10 @@ _OPENING_OUTPUTS: Final = 60
 # More than the service looks back at its first start.
 _OPENING_BLOCKS: Final = 2_100
 _MOST_WAITS: Final = 30
+# Of people in universes with faults, those who pay USDC by signing; and of these, those who send
+# nothing in addition.
+_SIGN: Final = 0.3
+_SIGN_ALONE: Final = 0.8
 # Of universes with faults, those whose operator pauses and withdraws.
 _BUSY: Final = 0.7
 _UNDER_WAY: Final = (
@@ -150,9 +155,11 @@ class OnchainUniverse(Universe):
         chance = self.chance
         self.chain_faults = ChainFaults() if faults == Faults() else ChainFaults.drawn(chance)
         self.network = Network(self.loop, self._fork())
+        # How many of the blocks from before the service began are still to come.
+        self._opening = _OPENING_BLOCKS
         self.hot = HdKeys(MNEMONIC).address(HOT_WALLET_INDEX)
         opening = Holding(ether=1_000 * 10**18, units=1_000_000 * USDC)
-        self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._now, self._fork(), {self.hot: opening})
+        self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._evm_now, self._fork(), {self.hot: opening})
         self.nodes = [EvmNode(self.evm, self._fork()) for _ in range(chance.choice([1, 1, 2]))]
         self.monero = MoneroChain(self._now, self._fork())
         self.monerod = MonerodModel(self.monero, "stagenet", self._fork())
@@ -160,11 +167,12 @@ class OnchainUniverse(Universe):
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
-        self.counts |= {"drills": 0, "withdrawals": 0}
+        self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         self.operator_addresses = {
             "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
         }  # fmt: skip
+        self.signers = Signers(self.evm.domain, self._fund, self._now)
         self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
         self.settings |= self._settings(chance)
@@ -174,6 +182,9 @@ class OnchainUniverse(Universe):
 
     def _now(self) -> int:
         return self.now_ms() // 1000
+
+    def _evm_now(self) -> int:
+        return self._now() - self._opening * _EVM_SECONDS
 
     def _settings(self, chance: random.Random) -> dict[str, object]:
         (self.folder / "chains.toml").write_text(_CHAINS)
@@ -222,7 +233,17 @@ class OnchainUniverse(Universe):
 
     def _payer(self, number: int) -> str:
         """The account that a person pays USDC from, where a refund may go, too."""
+        if self._signs(number):
+            return str(key_of(self.seed, number).public_key.to_checksum_address())
         return evm_address(self.seed, number, "payer")
+
+    def _signs(self, number: int) -> bool:
+        """Whether a person pays by signing, at first."""
+        is_simple = self.chain_faults == ChainFaults()
+        return not is_simple and random.Random(f"{self.seed} {number} signs").random() < _SIGN
+
+    async def _fund(self, chance: random.Random, **params: Any) -> dict[str, Any]:
+        return await self.call("swap.fund", chance, once=True, **params)
 
     def most_steps(self, orders: int) -> int:
         """Daemons take many."""
@@ -232,7 +253,8 @@ class OnchainUniverse(Universe):
         """Fund the wallets, and let blocks come."""
         self.monero.pay([Paid(address_of(0), 50 * XMR)] * _OPENING_OUTPUTS)
         self.monero.mine(20)
-        for _ in range(_OPENING_BLOCKS):
+        for left in reversed(range(_OPENING_BLOCKS)):
+            self._opening = left
             self.evm.mine()
         self.operator = Operator(self, self._fork(), is_busy=self._is_busy)
         works = (
@@ -374,7 +396,11 @@ class OnchainUniverse(Universe):
         return address
 
     async def pay(self, order: Order, chance: random.Random) -> None:
-        """Pay from outside, and sometimes take it back."""
+        """Pay from outside, and sometimes take it back; or sign, and perhaps pay once more."""
+        if order.direction == "u2x" and self._signs(order.number):
+            await self.signers.pay(order.order_id, key_of(self.seed, order.number), chance)
+            if chance.random() < _SIGN_ALONE:
+                return
         units = chance.choice(PAYMENTS[order.direction])
         await self.send(order, units, cheats=chance.random() < self.chain_faults.cheat)
 
@@ -445,6 +471,8 @@ class OnchainUniverse(Universe):
         await self.operator.check()
         self.counts["withdrawals"] = sum(self.operator.wanted.values())
         found += [*self.strange_payments(), *self.operator.strange()]
+        found += await self.signers.differences(self.evm.state.get)
+        self.counts["signed"] = sum(self.evm.state.get(each.used) for each in self.signers.sent)
         return [*found, *await self._audited()]
 
     def order_differences(self, order: Order) -> Iterator[str]:

@@ -60,6 +60,8 @@ _MESSAGES: Final = (
     "SELECT d.version, d.state, d.error, o.status FROM webhook_deliveries d"
     " JOIN orders o ON o.seq = d.order_seq WHERE o.order_id = ? ORDER BY d.version"
 )
+# Of the payers, those who pay when the order has expired.
+_LATE: Final = 0.08
 # Of the orders, with people who are told of their events, or who ask.
 _AUDIENCE: Final = 0.3
 _BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}
@@ -235,6 +237,7 @@ class Universe:
         self._audience = _AUDIENCE if self.faults != Faults() else 0.0
         self.receivers = Receivers(self.now_ms)
         self._told: dict[str, Receiver] = {}
+        self._late: list[tuple[Order, random.Random]] = []
         self._followers: list[Follower] = []
         self._reading: list[asyncio.Task[None]] = []
         self.counts = {
@@ -325,6 +328,9 @@ class Universe:
         order = await self.place(number, direction, chance)
         if chance.random() < 0.1:
             await self._cancel(order, chance)
+            return
+        if chance.random() < _LATE:
+            self._late.append((order, chance))
             return
         if chance.random() < 0.1:
             await asyncio.gather(self._cancel(order, chance), self.pay(order, chance))
@@ -578,6 +584,10 @@ class Universe:
         for attempt, wait_ms in enumerate((HOUR_MS, HOUR_MS, 25 * HOUR_MS, 25 * HOUR_MS)):
             # Each pass of a worker would be simulated: the machine sleeps instead.
             self.loop.skip(wait_ms / 1000)
+            if attempt % 2 == 0:  # an hour after the order, or a day
+                late, self._late = self._late[::2], self._late[1::2]
+                for order, payer in late:
+                    await self.pay(order, payer)
             await self.settled()
             for order in self.orders.values():
                 answer = await self.call("swap.status", chance, orderId=order.order_id)
