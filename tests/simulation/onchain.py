@@ -52,7 +52,7 @@ _EVM_SECONDS: Final = 6
 _CRITICAL: Final = frozenset(
     {"eth_sendRawTransaction", "/send_raw_transaction", "relay_tx", "transfer"}
 )
-_PUBLISHING: Final = _CRITICAL - {"transfer"}
+_PUBLISHING: Final = _CRITICAL
 # One of so many requests is as likely aimed at as each that signs or publishes.
 _REQUESTS: Final = 50
 _OPENING_OUTPUTS: Final = 60

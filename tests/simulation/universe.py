@@ -31,6 +31,7 @@ from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.database import DatabaseInUse
 from rpcsvc.store.leases import Lease
+from rpcsvc.store.webhooks import CANCELLED
 from tests.simulation.database import DatabaseServer, SimulatedDatabase
 from tests.simulation.followers import Follower
 from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
@@ -57,8 +58,9 @@ _LOG: Final = (
     " WHERE o.order_id = ? ORDER BY e.version"
 )
 _MESSAGES: Final = (
-    "SELECT d.version, d.state, d.error, o.status FROM webhook_deliveries d"
-    " JOIN orders o ON o.seq = d.order_seq WHERE o.order_id = ? ORDER BY d.version"
+    "SELECT d.version, d.state, d.error, w.ended_at FROM webhook_deliveries d"
+    " JOIN webhooks w ON w.order_seq = d.order_seq JOIN orders o ON o.seq = d.order_seq"
+    " WHERE o.order_id = ? ORDER BY d.version"
 )
 # Of the payers, those who pay when the order has expired.
 _LATE: Final = 0.08
@@ -233,6 +235,7 @@ class Universe:
         self.violations: list[str] = []
         self.server.changed = self._written
         self.server.paid_in_pause = self._paid_in_pause
+        self.server.taken_early = lambda token: self.violated(f"lease {token} was taken early")
         # Nobody in a universe without faults, where each effect is counted.
         self._audience = _AUDIENCE if self.faults != Faults() else 0.0
         self.receivers = Receivers(self.now_ms)
@@ -672,10 +675,10 @@ class Universe:
                     continue  # it is tried again for a day
                 elif row["state"] == "pending" or (row["state"] == "dead" and not row["error"]):
                     self.violated(f"{said} is {row['state']}: {row['error']}")
-                elif row["state"] == "dead" and receiver.manner == "steady":
+                elif row["error"] and receiver.manner == "steady" and row["error"] != CANCELLED:
                     self.violated(f"{said} was given up: {row['error']}")
-            is_whole = receiver.manner in ("steady", "flaky") and "cancelled" not in row["status"]
-            if is_whole and [row["version"] for row in rows] != log:
+            has_ended = bool(rows) and rows[-1]["ended_at"] is not None
+            if not has_ended and [row["version"] for row in rows] != log:
                 self.violated(f"{order_id} has {len(rows)} messages for {log}")
 
     async def _sickness(self, replica: Replica) -> str:
