@@ -76,6 +76,14 @@ _LATE: Final = (
     " AND EXISTS (SELECT 1 FROM orders WHERE orders.order_id = transfers.order_id"
     " AND orders.status_at < ?)"
 )
+# Transfers that are not signed yet, and the deposits that they are paid from.
+_PLANNED: Final = (
+    "SELECT d.txid, d.network FROM transfers t JOIN deposits d ON d.order_id = t.order_id"
+    " WHERE t.state = 'planned' AND d.state = 'confirmed'"
+)
+_LONG_PAUSED: Final = "SELECT 1 FROM payout_pause WHERE paused_at < ? - 60000"
+# A branch is no longer, in blocks.
+_MOST_DEPTH: Final = 25
 _MOST_DEPOSIT: Final = "SELECT max_deposit FROM orders WHERE order_id = ?"
 # What a payer sends, by direction: exact, short, below the minimum, over, far over, over the most.
 PAYMENTS: Final = {
@@ -167,7 +175,7 @@ class OnchainUniverse(Universe):
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
-        self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0}
+        self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         self.operator_addresses = {
             "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
@@ -259,7 +267,7 @@ class OnchainUniverse(Universe):
         self.operator = Operator(self, self._fork(), is_busy=self._is_busy)
         works = (
             self._mine_evm(), self._mine_monero(), self._trouble_daemons(),
-            self.operator.look(), self.operator.drill(), self.operator.withdraw(),
+            self._rob(), self.operator.look(), self.operator.drill(), self.operator.withdraw(),
         )  # fmt: skip
         self._works = [asyncio.ensure_future(work) for work in works]
         self.network.faults = self.chain_faults.network
@@ -426,11 +434,7 @@ class OnchainUniverse(Universe):
 
         if await self._is_shallow(depth):
             self.counts["cheats"] += 1
-            chain.doomed[txid] = None
-            gone = depth()
-            chain.pop(gone)
-            chain.pay([Paid(monero_address("cheat", txid), XMR)], image)
-            chain.mine(gone + 1)
+            self._replace_xmr(txid, image, depth())
 
     async def _take_usdc_back(self, txid: str) -> None:
         def depth() -> int:
@@ -440,6 +444,54 @@ class OnchainUniverse(Universe):
         if await self._is_shallow(depth) and (made := self.evm.find(txid)) is not None:
             self.counts["cheats"] += 1
             self.evm.displace(made, depth())
+
+    async def _rob(self) -> None:
+        """Take a confirmed deposit back in a deep branch, when nothing can be signed for it.
+
+        All replicas are down, or payouts have been paused for a while: what is planned now must not
+        be signed once the replicas have looked.
+        """
+        while True:
+            await asyncio.sleep(1)
+            if not self._strikes(self.chain_faults.cheat / 2):
+                continue
+            rows = self.server.connection.execute(_PLANNED).fetchall()
+            if not rows:
+                continue
+            if not self.server.connection.execute(_LONG_PAUSED, (self.now_ms(),)).fetchall():
+                for replica in self.replicas:
+                    self.kill(replica)
+            row = self._outside.choice(rows)
+            if row["network"] == "monero":
+                self._rob_xmr(row["txid"])
+            else:
+                self._rob_usdc(row["txid"])
+
+    def _rob_xmr(self, txid: str) -> None:
+        chain = self.monero
+        height = chain.heights.get(txid)
+        if height is None or (depth := len(chain.blocks) - height) > _MOST_DEPTH:
+            return
+        made = next(each for each in chain.blocks[height].mined if each.txid == txid)
+        self.counts["robberies"] += 1
+        self._replace_xmr(txid, made.images[0], depth)
+
+    def _rob_usdc(self, txid: str) -> None:
+        place = self.evm.place_of(txid)
+        if place is None or (depth := self.evm.top.number - place[0].number + 1) > _MOST_DEPTH:
+            return
+        made = place[0].mined[place[1]].made
+        if not made.is_signed:  # by the service itself, for somebody who signed a payment
+            self.counts["robberies"] += 1
+            self.evm.displace(made, depth)
+
+    def _replace_xmr(self, txid: str, image: str, depth: int) -> None:
+        """Have a branch in which the payer has spent an input otherwise."""
+        chain = self.monero
+        chain.doomed[txid] = None
+        chain.pop(depth)
+        chain.pay([Paid(monero_address("cheat", txid), XMR)], image)
+        chain.mine(depth + 1)
 
     async def _is_shallow(self, depth: Callable[[], int]) -> bool:
         """Wait for a depth, and some of the next block: whether it is still less than counts."""
