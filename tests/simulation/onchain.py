@@ -369,6 +369,9 @@ class OnchainUniverse(Universe):
             # A single node is a little late; of several behind one name, one may lack six minutes.
             far = [12, 60, 60] if len(self.nodes) > 1 else []
             node.lag = chance.choice([0, 1, 2, 4, *far])
+            for other in self.nodes:
+                if other is not node and node.lag in far:
+                    other.lag = min(other.lag, 4)
             node.relays = chance.random() < 0.7
         elif name == "monerod":
             self.monerod.restart()
@@ -456,34 +459,31 @@ class OnchainUniverse(Universe):
             if not self._strikes(self.chain_faults.cheat / 2):
                 continue
             rows = self.server.connection.execute(_PLANNED).fetchall()
-            if not rows:
+            branch = self._branch_without(*self._outside.choice(rows)) if rows else None
+            if branch is None:
                 continue
             if not self.server.connection.execute(_LONG_PAUSED, (self.now_ms(),)).fetchall():
                 for replica in self.replicas:
                     self.kill(replica)
-            row = self._outside.choice(rows)
-            if row["network"] == "monero":
-                self._rob_xmr(row["txid"])
-            else:
-                self._rob_usdc(row["txid"])
+            self.counts["robberies"] += 1
+            branch()
 
-    def _rob_xmr(self, txid: str) -> None:
-        chain = self.monero
-        height = chain.heights.get(txid)
-        if height is None or (depth := len(chain.blocks) - height) > _MOST_DEPTH:
-            return
-        made = next(each for each in chain.blocks[height].mined if each.txid == txid)
-        self.counts["robberies"] += 1
-        self._replace_xmr(txid, made.images[0], depth)
-
-    def _rob_usdc(self, txid: str) -> None:
+    def _branch_without(self, txid: str, network: str) -> Callable[[], None] | None:
+        """Makes a branch in which a payer has spent a deposit otherwise; None: it is too deep, or
+        the service itself has sent it, for somebody who signed.
+        """
+        if network == "monero":
+            height = self.monero.heights.get(txid)
+            if height is None or (depth := len(self.monero.blocks) - height) > _MOST_DEPTH:
+                return None
+            block = self.monero.blocks[height]
+            image = next(each.images[0] for each in block.mined if each.txid == txid)
+            return partial(self._replace_xmr, txid, image, depth)
         place = self.evm.place_of(txid)
         if place is None or (depth := self.evm.top.number - place[0].number + 1) > _MOST_DEPTH:
-            return
+            return None
         made = place[0].mined[place[1]].made
-        if not made.is_signed:  # by the service itself, for somebody who signed a payment
-            self.counts["robberies"] += 1
-            self.evm.displace(made, depth)
+        return None if made.is_signed else partial(self.evm.displace, made, depth)
 
     def _replace_xmr(self, txid: str, image: str, depth: int) -> None:
         """Have a branch in which the payer has spent an input otherwise."""

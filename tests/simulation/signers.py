@@ -58,7 +58,8 @@ class Signers:
         self, order_id: str, offer: dict[str, Any], key: PrivateKey, chance: random.Random
     ) -> Signed:
         payer, nonce = key.public_key.to_checksum_address(), chance.randbytes(32)
-        seconds = min(int(offer["maxTimeoutSeconds"]), chance.choice([120, 900, 3600]))
+        # As long as is offered: in a deep branch it is mined once more, minutes later.
+        seconds = int(offer["maxTimeoutSeconds"])
         given = usdc.Authorization(
             payer, offer["payTo"], int(offer["amount"]), 0, self._now() + seconds, nonce
         )
