@@ -73,7 +73,15 @@ class DatabaseServer:
                     f"CREATE TEMP TRIGGER {table}_{change} AFTER {change} ON main.{table}"
                     " BEGIN SELECT changed(); END"
                 )
+        # Called when a payment is called settled, or failed, with its table and id.
+        self.ended: Callable[[str, str], None] = lambda _table, _payment_id: None
+        self.connection.create_function("ended", 2, self._call_ended)
         for table in _PAYMENTS:
+            self.connection.execute(
+                f"CREATE TEMP TRIGGER {table}_ended AFTER UPDATE OF state ON main.{table} WHEN"
+                " NEW.state <> OLD.state AND NEW.state IN ('settled', 'failed')"
+                f" BEGIN SELECT ended('{table}', NEW.payment_id); END"
+            )
             self.connection.execute(
                 f"CREATE TEMP TRIGGER {table}_signed AFTER INSERT ON main.{table} WHEN NEW.purpose"
                 " = 'transfer' AND EXISTS (SELECT 1 FROM main.payout_pause)"
@@ -97,6 +105,9 @@ class DatabaseServer:
     def _call_taken_early(self, token: int) -> None:
         if token not in self._over:
             self.taken_early(token)
+
+    def _call_ended(self, table: str, payment_id: str) -> None:
+        self.ended(table, payment_id)
 
     def _call_paid_in_pause(self, what: str) -> None:
         self.paid_in_pause(what)

@@ -81,6 +81,10 @@ _PLANNED: Final = (
     "SELECT d.txid, d.network FROM transfers t JOIN deposits d ON d.order_id = t.order_id"
     " WHERE t.state = 'planned' AND d.state = 'confirmed'"
 )
+_NONCE: Final = "SELECT sender, nonce FROM evm_payments WHERE payment_id = ?"
+_IMAGES: Final = "SELECT key_image FROM monero_key_images WHERE payment_id = ?"
+# So long after a reorganisation, all replicas that run know of it.
+_KNOWN_SECONDS: Final = 120
 _LONG_PAUSED: Final = "SELECT 1 FROM payout_pause WHERE paused_at < ? - 60000"
 # A branch is no longer, in blocks.
 _MOST_DEPTH: Final = 25
@@ -119,7 +123,8 @@ class ChainFaults(NamedTuple):
     ``cheat``: the share of payers who take their payment back while it is shallow.
     ``aimed``: the share of requests that sign or publish at which a replica is killed; fewer of all
     requests pause their sender, or cut it off from the database. ``torn``: the share of journal
-    lines that are written in part, because the disk is full or the process is killed.
+    lines that are written in part, because the disk is full or the process is killed. ``banned``:
+    how often, per block, the token's issuer bans somebody who is to be paid.
     """
 
     network: NetworkFaults = NO_FAULTS
@@ -131,6 +136,7 @@ class ChainFaults(NamedTuple):
     cheat: float = 0.0
     aimed: float = 0.0
     torn: float = 0.0
+    banned: float = 0.0
 
     @classmethod
     def drawn(cls, chance: random.Random) -> ChainFaults:
@@ -146,6 +152,7 @@ class ChainFaults(NamedTuple):
         return cls(
             network, reorg=rate(0.1), gas=rate(0.05), daemon=rate(0.1), left_out=rate(0.7),
             forgotten=rate(0.5), cheat=rate(0.2), aimed=rate(0.1), torn=rate(0.1),
+            banned=rate(0.1),
         )  # fmt: skip
 
 
@@ -172,10 +179,11 @@ class OnchainUniverse(Universe):
         self.monero = MoneroChain(self._now, self._fork())
         self.monerod = MonerodModel(self.monero, "stagenet", self._fork())
         self.wallet = WalletModel(self.monerod, self._fork())
+        self.server.ended = self._ended_payment
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
-        self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0}
+        self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0, "bans": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         self.operator_addresses = {
             "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
@@ -270,12 +278,18 @@ class OnchainUniverse(Universe):
             self._rob(), self.operator.look(), self.operator.drill(), self.operator.withdraw(),
         )  # fmt: skip
         self._works = [asyncio.ensure_future(work) for work in works]
+        for each in self._works:
+            each.add_done_callback(self._stopped)
         self.network.faults = self.chain_faults.network
         self.network.watch = self._aim
         self.network.sent = self._sent
         for chain in (self.evm, self.monero):
             chain.left_out = self.chain_faults.left_out
             chain.forgotten = self.chain_faults.forgotten
+
+    def _stopped(self, work: asyncio.Task[None]) -> None:
+        """What goes on by itself has failed: the universe ends."""
+        self.broken = work.exception()
 
     def calm(self) -> None:
         """Let no more faults strike, of chains and daemons either."""
@@ -326,6 +340,24 @@ class OnchainUniverse(Universe):
             self.kill(sender)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def _ended_payment(self, table: str, payment_id: str) -> None:
+        """Compare with the chain: a payment is called settled or failed now.
+
+        It is in a block that is as deep as finality, or so is what took its place. A replica that
+        asked before a reorganisation may not know of it yet.
+        """
+        chain = self.monero if table == "monero_payments" else self.evm
+        if self._now() - chain.replaced_at < _KNOWN_SECONDS:
+            return
+        if chain is self.evm:
+            row = self.server.connection.execute(_NONCE, (payment_id,)).fetchone()
+            depth = self.evm.depth_of(row["sender"].lower(), row["nonce"], CONFIRMATIONS)
+        else:
+            images = self.server.connection.execute(_IMAGES, (payment_id,)).fetchall()
+            depth = self.monero.depth_of({each["key_image"] for each in images}, CONFIRMATIONS)
+        if depth is not None and depth < CONFIRMATIONS:
+            self.violated(f"{payment_id} is final for the service, {depth} blocks deep")
+
     async def _mine_evm(self) -> None:
         while True:
             await asyncio.sleep(_EVM_SECONDS * (0.5 + self._outside.random()))
@@ -337,6 +369,16 @@ class OnchainUniverse(Universe):
                 self.counts["reorganisations"] += 1
                 self.evm.reorganise(self._outside.choice([1, 2, 3, 5, 12, 40]))
             self.evm.mine()
+            if self._strikes(self.chain_faults.banned):
+                self._ban()
+
+    def _ban(self) -> None:
+        """Have the token's issuer refuse payments to somebody, from this block on."""
+        paid = [order.to for order in self.orders.values() if order.direction == "x2u"]
+        if paid:
+            self.counts["bans"] += 1
+            account = self._outside.choice(paid).lower()
+            self.evm.state.set(("blacklisted", account), 1, self.evm.top)
 
     async def _mine_monero(self) -> None:
         while True:

@@ -255,6 +255,8 @@ class Universe:
             "events": 0,
         }
         self.is_striking = False
+        # The error of the universe itself, with which the run ends.
+        self.broken: BaseException | None = None
         # How long (s) people come, and how long faults strike after the last payment.
         self.comes, self.lingers = 60.0, 0.0
         self._most_steps = 0
@@ -467,6 +469,8 @@ class Universe:
 
     def _strike(self) -> None:
         """Between two callbacks: perhaps kill or pause a replica, or take the database away."""
+        if self.broken is not None:
+            raise self.broken
         if self.loop.steps > self._most_steps:
             raise TimeoutError(f"orders have not ended after {self.loop.steps} steps")
         if not self.is_striking:
