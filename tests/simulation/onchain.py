@@ -63,6 +63,8 @@ _MOST_WAITS: Final = 30
 # nothing in addition.
 _SIGN: Final = 0.3
 _SIGN_ALONE: Final = 0.8
+# Of universes with faults, those whose hot wallet begins with little.
+_POOR: Final = 0.4
 # Of universes with faults, those whose operator pauses and withdraws.
 _BUSY: Final = 0.7
 _UNDER_WAY: Final = (
@@ -76,10 +78,11 @@ _LATE: Final = (
     " AND EXISTS (SELECT 1 FROM orders WHERE orders.order_id = transfers.order_id"
     " AND orders.status_at < ?)"
 )
-# Transfers that are not signed yet, and the deposits that they are paid from.
+# The deposits of orders for which nothing was signed yet, and something is planned.
 _PLANNED: Final = (
     "SELECT d.txid, d.network FROM transfers t JOIN deposits d ON d.order_id = t.order_id"
-    " WHERE t.state = 'planned' AND d.state = 'confirmed'"
+    " WHERE t.state = 'planned' AND d.state = 'confirmed' AND NOT EXISTS (SELECT 1 FROM transfers s"
+    " WHERE s.order_id = t.order_id AND s.state <> 'planned')"
 )
 _NONCE: Final = "SELECT sender, nonce FROM evm_payments WHERE payment_id = ?"
 _IMAGES: Final = "SELECT key_image FROM monero_key_images WHERE payment_id = ?"
@@ -173,7 +176,9 @@ class OnchainUniverse(Universe):
         # How many of the blocks from before the service began are still to come.
         self._opening = _OPENING_BLOCKS
         self.hot = HdKeys(MNEMONIC).address(HOT_WALLET_INDEX)
-        opening = Holding(ether=1_000 * 10**18, units=1_000_000 * USDC)
+        # With little, refunds wait for sweeps, and payouts for each other.
+        units = 5_000 * USDC if self._is_poor(chance) else 1_000_000 * USDC
+        opening = Holding(ether=1_000 * 10**18, units=units)
         self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._evm_now, self._fork(), {self.hot: opening})
         self.nodes = [EvmNode(self.evm, self._fork()) for _ in range(chance.choice([1, 1, 2]))]
         self.monero = MoneroChain(self._now, self._fork())
@@ -192,6 +197,9 @@ class OnchainUniverse(Universe):
         self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
         self.settings |= self._settings(chance)
+
+    def _is_poor(self, chance: random.Random) -> bool:
+        return self.chain_faults != ChainFaults() and chance.random() < _POOR
 
     def _fork(self) -> random.Random:
         return random.Random(self.chance.getrandbits(64))
