@@ -80,7 +80,8 @@ _LATE: Final = (
 )
 # The deposits of orders for which nothing was signed yet, and something is planned.
 _PLANNED: Final = (
-    "SELECT d.txid, d.network FROM transfers t JOIN deposits d ON d.order_id = t.order_id"
+    "SELECT d.order_id, d.txid, d.network FROM transfers t"
+    " JOIN deposits d ON d.order_id = t.order_id"
     " WHERE t.state = 'planned' AND d.state = 'confirmed' AND NOT EXISTS (SELECT 1 FROM transfers s"
     " WHERE s.order_id = t.order_id AND s.state <> 'planned')"
 )
@@ -262,8 +263,12 @@ class OnchainUniverse(Universe):
         return evm_address(self.seed, number, "payer")
 
     def _signs(self, number: int) -> bool:
-        """Whether a person pays by signing, at first."""
-        is_simple = self.chain_faults == ChainFaults()
+        """Whether a person pays by signing, at first.
+
+        Nobody does where gas rises: a branch deeper than finality may have the payment in a
+        transaction with higher fees, which is another deposit for the service, and sent back.
+        """
+        is_simple = self.chain_faults == ChainFaults() or self.chain_faults.gas > 0
         return not is_simple and random.Random(f"{self.seed} {number} signs").random() < _SIGN
 
     async def _fund(self, chance: random.Random, **params: Any) -> dict[str, Any]:
@@ -509,14 +514,22 @@ class OnchainUniverse(Universe):
             if not self._strikes(self.chain_faults.cheat / 2):
                 continue
             rows = self.server.connection.execute(_PLANNED).fetchall()
-            branch = self._branch_without(*self._outside.choice(rows)) if rows else None
-            if branch is None:
+            if not rows:
+                continue
+            row = self._outside.choice(rows)
+            branch = self._branch_without(row["txid"], row["network"])
+            if branch is None or self._is_in_a_journal(row["order_id"]):
                 continue
             if not self.server.connection.execute(_LONG_PAUSED, (self.now_ms(),)).fetchall():
                 for replica in self.replicas:
                     self.kill(replica)
             self.counts["robberies"] += 1
             branch()
+
+    def _is_in_a_journal(self, order_id: str) -> bool:
+        """Whether a payment of an order was signed, and its commit may be under way."""
+        parts = self.folder.glob(f"replica-*/{files.FOLDER}/*")
+        return any(order_id.encode() in part.read_bytes() for part in parts)
 
     def _branch_without(self, txid: str, network: str) -> Callable[[], None] | None:
         """Makes a branch in which a payer has spent a deposit otherwise; None: it is too deep, or
