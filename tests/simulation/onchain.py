@@ -301,7 +301,7 @@ class OnchainUniverse(Universe):
             chain.forgotten = self.chain_faults.forgotten
 
     def _stopped(self, work: asyncio.Task[None]) -> None:
-        """What goes on by itself has failed: the universe ends."""
+        """End the universe: a task of its own has failed."""
         self.broken = work.exception()
 
     def calm(self) -> None:

@@ -31,7 +31,7 @@ _MOST_OFF_SECONDS: Final = 301
 _GOOD: Final = range(200, 300)
 
 
-class Receiver:
+class HookModel:
     """A server for the events of one order.
 
     ``manner``: steady, flaky (until the faults end), silent (never answers), or gone (it answers
@@ -96,14 +96,14 @@ class Receivers:
     """The servers by URL."""
 
     def __init__(self, now: Callable[[], int]) -> None:
-        self.known: dict[str, Receiver] = {}
+        self.known: dict[str, HookModel] = {}
         self.is_striking = False
         self._now = now
 
-    def make(self, number: int, chance: random.Random) -> Receiver:
+    def make(self, number: int, chance: random.Random) -> HookModel:
         """A server that one person has."""
         manner = chance.choice(["steady", "flaky", "flaky", "flaky", "silent", "gone"])
-        made = Receiver(number, manner, chance)
+        made = HookModel(number, manner, chance)
         self.known[made.url] = made
         return made
 
@@ -111,8 +111,8 @@ class Receivers:
     def carrying(self) -> Iterator[None]:
         """Have the product's sender send to them."""
 
-        def session(**_options: Any) -> _Session:
-            return _Session(self)
+        def session(**_options: Any) -> _HookSession:
+            return _HookSession(self)
 
         trust = SimpleNamespace(create_default_context=lambda: None)
         with (
@@ -121,7 +121,7 @@ class Receivers:
         ):
             yield
 
-    async def answer(self, url: URL, headers: dict[str, str], body: bytes) -> _Answer:
+    async def answer(self, url: URL, headers: dict[str, str], body: bytes) -> _HookAnswer:
         """The answer to a message. Raises what aiohttp raises."""
         receiver, sent_at = self.known[str(url)], self._now()
         await asyncio.sleep(receiver.way())
@@ -135,10 +135,10 @@ class Receivers:
         status = 200 if treated == "hangs" else int(treated)
         if status in _GOOD:
             receiver.taken.add(sequence)
-        return _Answer(status, {"retry-after": "7"} if status == 429 else {})
+        return _HookAnswer(status, {"retry-after": "7"} if status == 429 else {})
 
 
-class _Answer:
+class _HookAnswer:
     """As much of an aiohttp response as the product's sender reads."""
 
     def __init__(self, status: int, headers: dict[str, str]) -> None:
@@ -149,31 +149,31 @@ class _Answer:
         pass
 
 
-class _Exchange:
+class _HookExchange:
     """One request of a session, as ``async with`` uses it."""
 
     def __init__(self, receivers: Receivers, url: URL, headers: dict[str, str], body: bytes):
         self._asked = url, headers, body
         self._receivers = receivers
 
-    async def __aenter__(self) -> _Answer:
+    async def __aenter__(self) -> _HookAnswer:
         return await self._receivers.answer(*self._asked)
 
     async def __aexit__(self, *_: object) -> None:
         pass
 
 
-class _Session:
+class _HookSession:
     """As much of an aiohttp session as the product's sender uses."""
 
     def __init__(self, receivers: Receivers) -> None:
         self._receivers = receivers
 
-    async def __aenter__(self) -> _Session:
+    async def __aenter__(self) -> _HookSession:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    def post(self, url: URL, *, data: bytes, headers: dict[str, str], **_: Any) -> _Exchange:
-        return _Exchange(self._receivers, url, headers, data)
+    def post(self, url: URL, *, data: bytes, headers: dict[str, str], **_: Any) -> _HookExchange:
+        return _HookExchange(self._receivers, url, headers, data)

@@ -35,7 +35,7 @@ from rpcsvc.store.webhooks import CANCELLED
 from tests.simulation.database import DatabaseServer, SimulatedDatabase
 from tests.simulation.followers import Follower
 from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
-from tests.simulation.receivers import Receiver, Receivers
+from tests.simulation.receivers import HookModel, Receivers
 
 HOUR_MS: Final = 3_600_000
 AMOUNTS: Final = {"x2u": "0.8", "u2x": "150"}
@@ -239,7 +239,7 @@ class Universe:
         # Nobody in a universe without faults, where each effect is counted.
         self._audience = _AUDIENCE if self.faults != Faults() else 0.0
         self.receivers = Receivers(self.now_ms)
-        self._told: dict[str, Receiver] = {}
+        self._told: dict[str, HookModel] = {}
         self._late: list[tuple[Order, random.Random]] = []
         self._followers: list[Follower] = []
         self._reading: list[asyncio.Task[None]] = []
