@@ -16,7 +16,7 @@ from rpcsvc.domain.authorizations import (
     refusal,
 )
 from rpcsvc.domain.money import USDC
-from rpcsvc.domain.order import AGENT_STATE_OF, Order
+from rpcsvc.domain.order import AGENT_STATE_OF, DepositState, Order
 from rpcsvc.errors import OrderNotFundable, PaymentRefused, PaymentRequired
 from rpcsvc.operations.models import FundingResult, PaymentResponse
 from rpcsvc.operations.ordering import status_answer
@@ -105,7 +105,7 @@ def _answer(service: Service, order: Order, record: AuthorizationRecord) -> Answ
     now = service.clock.now_ms()
     status = status_answer(service.views, order, now, is_paying=is_paying)
     settlement = None
-    if record.txid is not None:
+    if record.txid is not None and not _is_removed(order, record.txid):
         names = service.views.profile.names(USDC, order.terms.chain)
         settlement = _settlement(record.txid, record, names.chain_id)
     data = FundingResult(
@@ -119,6 +119,14 @@ def _answer(service: Service, order: Order, record: AuthorizationRecord) -> Answ
     )
     return Answer(
         AGENT_STATE_OF[order.status], data, [follow], settlement=X402Settlement(settlement)
+    )
+
+
+def _is_removed(order: Order, txid: str) -> bool:
+    """Return whether a reorganisation took the payment's deposit off its chain."""
+    return any(
+        deposit.key.txid == txid and deposit.state is DepositState.REMOVED
+        for deposit in order.deposits
     )
 
 

@@ -63,7 +63,7 @@ from rpcsvc.store.order_rows import (
     transfer_from,
     transfer_values,
 )
-from rpcsvc.store.replicas import pooled_statements, rate_statements
+from rpcsvc.store.replicas import address_statements, pooled_statements, rate_statements
 from rpcsvc.store.reservations import (
     ReservationRows,
     admission_statements,
@@ -457,7 +457,8 @@ class OrderStore(
 
 def _statements(change: Change, view_key: str) -> list[Statement]:
     """The statements for a change; ``view_key`` is the key of its status view."""
-    found = [Statement(_DELETE_EFFECT, effect_values(*pending)) for pending in change.done]
+    found = [*address_statements(change.pooled)]
+    found += [Statement(_DELETE_EFFECT, effect_values(*pending)) for pending in change.done]
     order = change.order
     if order is not None:
         order_id = order.order_id

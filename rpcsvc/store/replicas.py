@@ -174,12 +174,18 @@ class SharedWallets:
         return [row["address"] for row in rows]
 
 
-def pooled_statements(pooled: PooledOrder | None) -> Iterator[Statement]:
-    """Statements that abort the transaction unless the order's address is in the pool, and its
-    wallet can pay.
+def address_statements(pooled: PooledOrder | None) -> Iterator[Statement]:
+    """Statements that abort the transaction unless the order's address is in the pool.
+
+    They run before the order's row, which an order with the same address refuses as a conflict.
     """
     if pooled is not None:
-        yield Statement(_TAKE_ADDRESS, {"address": pooled.address}, finds=True)
+        yield Statement(_TAKE_ADDRESS, {"address": pooled.address}, first=True, finds=True)
+
+
+def pooled_statements(pooled: PooledOrder | None) -> Iterator[Statement]:
+    """Statements that abort the transaction unless the order's wallet can pay."""
+    if pooled is not None:
         yield Statement(_CAN_PAY, pooled._asdict(), finds=True)
 
 

@@ -347,6 +347,24 @@ async def test_reverted_payment_frees_the_order(served: Served) -> None:
     assert (await finished(served, order_id))["state"] == "completed"
 
 
+async def told(served: Served, order_id: str, kind: str) -> None:
+    """Wait for an event of an order."""
+    async with asyncio.timeout(20):
+        while True:
+            answer = await served.http("GET", f"/agent/swap/events/{order_id}?waitSec=1")
+            if kind in [each["type"] for each in answer.body["data"]["events"]]:
+                return
+
+
+async def test_payment_off_its_chain_is_not_called_made(served: Served) -> None:
+    order_id = await new_order(served)
+    payment = header(await signed(await offered(served, order_id)))
+    assert (await fund(served, order_id, **payment)).status == 200
+    await served.rpc("sandbox.fault", {"fault": "drop_deposit", "orderId": order_id})
+    await told(served, order_id, "deposit.removed")
+    assert (await fund(served, order_id, **payment)).status == 202
+
+
 async def test_lost_reply_is_looked_up_and_credited_once(served: Served) -> None:
     order_id = await new_order(served)
     await served.rpc("sandbox.fault", {"fault": "funding_unknown", "orderId": order_id})

@@ -90,7 +90,7 @@ def _report(outcomes: list[Outcome]) -> int:
     for outcome in wrong:
         print(
             f"replay: make simulate ENGINE={outcome.engine} SEED={outcome.seed}"
-            f" ORDERS={outcome.orders}"
+            f" ORDERS={outcome.asked}"
         )
     if len(outcomes) == 1:
         print(f"trace {outcomes[0].trace}")

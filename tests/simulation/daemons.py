@@ -125,7 +125,7 @@ class Network:
         self.exchanges += 1
         host, faults = f"{url.host}:{url.port}", self.faults
         if host in self.away or self._strikes(faults.unreached):
-            self._end(answer, _not_reached(url))
+            self._end(answer, not_reached(url))
         elif self._strikes(faults.unread):
             self._end(answer, ServerDisconnectedError())
         elif self._strikes(faults.busy):
@@ -190,7 +190,7 @@ def _result(daemon: DaemonModel, body: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _not_reached(url: URL) -> ClientConnectorError:
+def not_reached(url: URL) -> ClientConnectorError:
     key = ConnectionKey(url.host or "", url.port, False, True, None, None, None)
     return ClientConnectorError(key, ConnectionRefusedError(111, "refused"))
 

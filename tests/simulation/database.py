@@ -21,10 +21,14 @@ from rpcsvc.store.group_commit import GroupCommit, StatementRows
 
 LEASE_MS: Final = 10_000
 _SLOWEST_SECONDS: Final = 15
-# So many times as often as others, the answer that a lease was renewed is late.
-_LATE_RENEWALS: Final = 100
+# So many times as often as others, the answer that a lease was renewed, or a payment recorded or
+# marked as given out, is late: what is next must ask for the lease's time again.
+_LATE_ANSWERS: Final = 100
 # Only the settler changes these; it does so under its lease.
 _SETTLED: Final = ("deposits", "effects", "evm_payments", "monero_payments", "payment_journal")
+_PAYMENTS: Final = ("evm_payments", "monero_payments")
+# So long after a pause, what a replica decided to before is given out.
+_PAUSING_MS: Final = 60_000
 
 
 def nothing() -> None:
@@ -46,17 +50,67 @@ class DatabaseServer:
         self.commits = 0
         # Tokens of leases that were taken over before they ended.
         self.taken_over: set[int] = set()
+        self._over: set[int] = set()
         # Called after each commit of anything but a lease.
         self.effect: Callable[[], None] = nothing
         # Called at each change of what only the settler changes, by the process that makes it.
         self.changed: Callable[[], None] = lambda: None
+        # Called when a payment is recorded or given out while payouts are paused, with which.
+        self.paid_in_pause: Callable[[str], None] = lambda _what: None
+        # Called when a lease is taken, and not taken over, while it lasts, with its token.
+        self.taken_early: Callable[[int], None] = lambda _token: None
+        self.connection.create_function("taken_early", 1, self._call_taken_early)
+        self.connection.execute(
+            "CREATE TEMP TRIGGER leases_taken AFTER UPDATE OF token ON main.leases"
+            " WHEN NEW.token <> OLD.token AND OLD.expires_at > now_ms()"
+            " BEGIN SELECT taken_early(OLD.token); END"
+        )
         self.connection.create_function("changed", 0, self._call_changed)
+        self.connection.create_function("paid_in_pause", 1, self._call_paid_in_pause)
         for table in _SETTLED:
             for change in ("INSERT", "UPDATE"):
                 self.connection.execute(
                     f"CREATE TEMP TRIGGER {table}_{change} AFTER {change} ON main.{table}"
                     " BEGIN SELECT changed(); END"
                 )
+        # Called when a payment is called settled, or failed, with its table and id.
+        self.ended: Callable[[str, str], None] = lambda _table, _payment_id: None
+        self.connection.create_function("ended", 2, self._call_ended)
+        for table in _PAYMENTS:
+            self.connection.execute(
+                f"CREATE TEMP TRIGGER {table}_ended AFTER UPDATE OF state ON main.{table} WHEN"
+                " NEW.state <> OLD.state AND NEW.state IN ('settled', 'failed')"
+                f" BEGIN SELECT ended('{table}', NEW.payment_id); END"
+            )
+            self.connection.execute(
+                f"CREATE TEMP TRIGGER {table}_signed AFTER INSERT ON main.{table} WHEN NEW.purpose"
+                " = 'transfer' AND EXISTS (SELECT 1 FROM main.payout_pause)"
+                " BEGIN SELECT paid_in_pause(NEW.payment_id || ' was signed'); END"
+            )
+            self.connection.execute(
+                f"CREATE TEMP TRIGGER {table}_given_out AFTER UPDATE OF state ON main.{table} WHEN"
+                " NEW.purpose = 'transfer' AND OLD.state = 'prepared' AND NEW.state IN"
+                " ('relaying', 'published') AND EXISTS (SELECT 1 FROM main.payout_pause"
+                f" WHERE paused_at < now_ms() - {_PAUSING_MS})"
+                " BEGIN SELECT paid_in_pause(NEW.payment_id || ' was given out'); END"
+            )
+
+    def commit(self, group: list[BoundRows], over: set[int]) -> None:
+        """Commit rows; ``over``: the leases that they take over. Raises as the connection does."""
+        self.connection.group, self._over = group, over
+        self.connection.commit()
+        self.commits += 1
+        self.taken_over |= over
+
+    def _call_taken_early(self, token: int) -> None:
+        if token not in self._over:
+            self.taken_early(token)
+
+    def _call_ended(self, table: str, payment_id: str) -> None:
+        self.ended(table, payment_id)
+
+    def _call_paid_in_pause(self, what: str) -> None:
+        self.paid_in_pause(what)
 
     def _call_changed(self) -> None:
         self.changed()
@@ -112,21 +166,20 @@ class SimulatedDatabase:
         await self._travel()
         self._require_up()
         is_lease = any("leases SET" in each.sql for each in rows)
-        connection = self._server.connection
         forms = [(compiled(each.sql), each) for each in rows]
-        connection.group = [
+        group = [
             BoundRows(form, each.finds, [form.bind(values) for values in each.values])
             for form, each in forms
         ]
-        connection.commit()
-        self._server.commits += 1
-        self._server.taken_over |= {
+        over = {
             given["over"] for each in rows for given in each.values if given.get("over") is not None
         }
+        self._server.commit(group, over)
         if not is_lease:
             self._server.effect()
         # The answer may take long, and the replica may be killed before it comes.
-        await self._travel(_LATE_RENEWALS if is_lease else 1)
+        is_payment = any(table in each.sql for each in rows for table in _PAYMENTS)
+        await self._travel(_LATE_ANSWERS if is_lease or is_payment else 1)
 
     def health(self) -> Health:
         if self._server.is_away or self.is_cut:

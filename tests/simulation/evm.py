@@ -170,6 +170,8 @@ class EvmChain:
         self._doomed: dict[str, None] = {}
         # The calls that were submitted to any node under a nonce, by sender and nonce.
         self.submitted: dict[tuple[str, int], dict[bytes, None]] = {}
+        # Unix seconds of the last reorganisation.
+        self.replaced_at = 0
         self._now = now
         self._chance = chance
         self._places: dict[str, tuple[int, int]] = {}
@@ -258,6 +260,7 @@ class EvmChain:
         Doomed payments do not come back; the others wait again, in the network and at each node.
         """
         removed = []
+        self.replaced_at = self._now()
         for _ in range(min(depth, len(self.blocks) - 1)):
             block = self.blocks.pop()
             self.state.undo(block)
@@ -274,6 +277,15 @@ class EvmChain:
         for _ in range(depth + 1 if again is None else again):
             self.mine()
         return removed
+
+    def depth_of(self, sender: str, nonce: int, most: int) -> int | None:
+        """How deep the transaction with a nonce is, if it is in one of the ``most`` newest
+        blocks.
+        """
+        for depth, block in enumerate(reversed(self.blocks[-most:]), start=1):
+            if any((e.made.sender, e.made.nonce) == (sender, nonce) for e in block.mined):
+                return depth
+        return None
 
     def displace(self, made: Transaction, depth: int) -> None:
         """Have a branch in which the sender has used the nonce to pay somebody else."""

@@ -131,6 +131,8 @@ class MoneroChain:
         self.outputs: dict[str, Output] = {}
         self.spent: dict[str, str] = {}
         self.heights: dict[str, int] = {}
+        # Unix seconds of the last reorganisation.
+        self.replaced_at = 0
         # The share of waiting transactions that a block leaves out.
         self.left_out = 0.0
         # The share of a wallet's transactions that no pool gets back from replaced blocks.
@@ -195,6 +197,7 @@ class MoneroChain:
 
     def pop(self, depth: int) -> None:
         """Take the newest blocks off the chain. What was in them waits again, unless doomed."""
+        self.replaced_at = self.now()
         for _ in range(min(depth, len(self.blocks) - 1)):
             block = self.blocks.pop()
             for made in block.mined:
@@ -207,6 +210,13 @@ class MoneroChain:
                     self.pool.setdefault(made.txid, Waiting(made, relayed=True, broadcast=True))
         for txid in self.doomed:
             self.pool.pop(txid, None)
+
+    def depth_of(self, images: set[str], most: int) -> int | None:
+        """How deep the first that spends one of the images is, in the ``most`` newest blocks."""
+        for depth, block in enumerate(reversed(self.blocks[-most:]), start=1):
+            if any(not images.isdisjoint(made.images) for made in block.mined):
+                return depth
+        return None
 
     def problem(self, made: XmrTransaction, height: int) -> str | None:
         """Why it can't be in a block of this height: the flag of the answer; None: it can."""

@@ -13,25 +13,25 @@ import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from rpcsvc.audit.auditor import open_auditor
 from rpcsvc.audit.books import read_books_of
 from rpcsvc.domain import usdc
-from rpcsvc.errors import Unavailable
 from rpcsvc.orders.scheduler import worker
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
 from rpcsvc.settlement.onchain.journal import files
-from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch
 from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.evm import GWEI, EvmChain, Holding
 from tests.simulation.evm_node import EvmName, EvmNode
 from tests.simulation.monero import MoneroChain, MonerodModel, Paid
 from tests.simulation.monero_wallet import WalletModel, address_of
+from tests.simulation.operator import Operator
+from tests.simulation.signers import Signers, key_of
 from tests.simulation.universe import (
     Faults,
     Order,
@@ -48,20 +48,28 @@ MNEMONIC: Final = "legal winner thank year wave sausage worth useful legal winne
 _TOKEN: Final = evm_address("token")
 _CHAIN_ID: Final = 421614
 _EVM_SECONDS: Final = 6
-_OF_A_REORGANISATION: Final = "audit: deposit_unmined"
 # What signs, or gives to the network: around these a crash matters most.
 _CRITICAL: Final = frozenset(
     {"eth_sendRawTransaction", "/send_raw_transaction", "relay_tx", "transfer"}
 )
-_PUBLISHING: Final = _CRITICAL - {"transfer"}
+_PUBLISHING: Final = _CRITICAL
 # One of so many requests is as likely aimed at as each that signs or publishes.
 _REQUESTS: Final = 50
 _OPENING_OUTPUTS: Final = 60
 # More than the service looks back at its first start.
 _OPENING_BLOCKS: Final = 2_100
 _MOST_WAITS: Final = 30
+# Of people in universes with faults, those who pay USDC by signing; and of these, those who send
+# nothing in addition.
+_SIGN: Final = 0.3
+_SIGN_ALONE: Final = 0.8
+# Of universes with faults, those whose hot wallet begins with little.
+_POOR: Final = 0.4
+# Of universes with faults, those whose operator pauses and withdraws.
+_BUSY: Final = 0.7
 _UNDER_WAY: Final = (
     "SELECT EXISTS (SELECT 1 FROM deposits WHERE state = 'seen'), EXISTS (SELECT 1 FROM transfers"
+    " WHERE state NOT IN ('settled', 'failed', 'cancelled')), EXISTS (SELECT 1 FROM withdrawals"
     " WHERE state NOT IN ('settled', 'failed', 'cancelled'))"
 )
 # A transfer that began before all faults had ended, and is under way still.
@@ -70,6 +78,20 @@ _LATE: Final = (
     " AND EXISTS (SELECT 1 FROM orders WHERE orders.order_id = transfers.order_id"
     " AND orders.status_at < ?)"
 )
+# The deposits of orders for which nothing was signed yet, and something is planned.
+_PLANNED: Final = (
+    "SELECT d.order_id, d.txid, d.network FROM transfers t"
+    " JOIN deposits d ON d.order_id = t.order_id"
+    " WHERE t.state = 'planned' AND d.state = 'confirmed' AND NOT EXISTS (SELECT 1 FROM transfers s"
+    " WHERE s.order_id = t.order_id AND s.state <> 'planned')"
+)
+_NONCE: Final = "SELECT sender, nonce FROM evm_payments WHERE payment_id = ?"
+_IMAGES: Final = "SELECT key_image FROM monero_key_images WHERE payment_id = ?"
+# So long after a reorganisation, all replicas that run know of it.
+_KNOWN_SECONDS: Final = 120
+_LONG_PAUSED: Final = "SELECT 1 FROM payout_pause WHERE paused_at < ? - 60000"
+# A branch is no longer, in blocks.
+_MOST_DEPTH: Final = 25
 _MOST_DEPOSIT: Final = "SELECT max_deposit FROM orders WHERE order_id = ?"
 # What a payer sends, by direction: exact, short, below the minimum, over, far over, over the most.
 PAYMENTS: Final = {
@@ -105,7 +127,8 @@ class ChainFaults(NamedTuple):
     ``cheat``: the share of payers who take their payment back while it is shallow.
     ``aimed``: the share of requests that sign or publish at which a replica is killed; fewer of all
     requests pause their sender, or cut it off from the database. ``torn``: the share of journal
-    lines that are written in part, because the disk is full or the process is killed.
+    lines that are written in part, because the disk is full or the process is killed. ``banned``:
+    how often, per block, the token's issuer bans somebody who is to be paid.
     """
 
     network: NetworkFaults = NO_FAULTS
@@ -117,6 +140,7 @@ class ChainFaults(NamedTuple):
     cheat: float = 0.0
     aimed: float = 0.0
     torn: float = 0.0
+    banned: float = 0.0
 
     @classmethod
     def drawn(cls, chance: random.Random) -> ChainFaults:
@@ -132,38 +156,60 @@ class ChainFaults(NamedTuple):
         return cls(
             network, reorg=rate(0.1), gas=rate(0.05), daemon=rate(0.1), left_out=rate(0.7),
             forgotten=rate(0.5), cheat=rate(0.2), aimed=rate(0.1), torn=rate(0.1),
+            banned=rate(0.1),
         )  # fmt: skip
 
 
 class OnchainUniverse(Universe):
-    """One EVM chain, Monero, and the operator's wallets on them."""
+    """One EVM chain, Monero, and the operator's wallets on them.
+
+    ``operator_addresses``: where the operator takes money out to.
+    """
 
     chains = ("arbitrum",)
+    operator: Operator
 
     def __init__(self, seed: int, folder: Path, faults: Faults | None = None) -> None:
         super().__init__(seed, folder, faults)
         chance = self.chance
         self.chain_faults = ChainFaults() if faults == Faults() else ChainFaults.drawn(chance)
         self.network = Network(self.loop, self._fork())
+        # How many of the blocks from before the service began are still to come.
+        self._opening = _OPENING_BLOCKS
         self.hot = HdKeys(MNEMONIC).address(HOT_WALLET_INDEX)
-        opening = Holding(ether=1_000 * 10**18, units=1_000_000 * USDC)
-        self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._now, self._fork(), {self.hot: opening})
+        # With little, refunds wait for sweeps, and payouts for each other.
+        units = 5_000 * USDC if self._is_poor(chance) else 1_000_000 * USDC
+        opening = Holding(ether=1_000 * 10**18, units=units)
+        self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._evm_now, self._fork(), {self.hot: opening})
         self.nodes = [EvmNode(self.evm, self._fork()) for _ in range(chance.choice([1, 1, 2]))]
         self.monero = MoneroChain(self._now, self._fork())
         self.monerod = MonerodModel(self.monero, "stagenet", self._fork())
         self.wallet = WalletModel(self.monerod, self._fork())
+        self.server.ended = self._ended_payment
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
+        self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0, "bans": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
+        self.operator_addresses = {
+            "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
+        }  # fmt: skip
+        self.signers = Signers(self.evm.domain, self._fund, self._now)
+        self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
         self.settings |= self._settings(chance)
+
+    def _is_poor(self, chance: random.Random) -> bool:
+        return self.chain_faults != ChainFaults() and chance.random() < _POOR
 
     def _fork(self) -> random.Random:
         return random.Random(self.chance.getrandbits(64))
 
     def _now(self) -> int:
         return self.now_ms() // 1000
+
+    def _evm_now(self) -> int:
+        return self._now() - self._opening * _EVM_SECONDS
 
     def _settings(self, chance: random.Random) -> dict[str, object]:
         (self.folder / "chains.toml").write_text(_CHAINS)
@@ -193,6 +239,7 @@ class OnchainUniverse(Universe):
             "onchain.usdc_addresses": 64,
             "onchain.poll_ms": chance.choice([2000, 5000, 10_000]),
             "onchain.audit_seconds": 120,
+            "inventory.withdraw_to": [f"{n}={at}" for n, at in self.operator_addresses.items()],
             **dict.fromkeys(("onchain.xmr_per_transfer", "onchain.xmr_per_day"), "100000"),
             **dict.fromkeys(("onchain.usdc_per_transfer", "onchain.usdc_per_day"), "10000000"),
         }
@@ -211,7 +258,21 @@ class OnchainUniverse(Universe):
 
     def _payer(self, number: int) -> str:
         """The account that a person pays USDC from, where a refund may go, too."""
+        if self._signs(number):
+            return str(key_of(self.seed, number).public_key.to_checksum_address())
         return evm_address(self.seed, number, "payer")
+
+    def _signs(self, number: int) -> bool:
+        """Whether a person pays by signing, at first.
+
+        Nobody does where gas rises: a branch deeper than finality may have the payment in a
+        transaction with higher fees, which is another deposit for the service, and sent back.
+        """
+        is_simple = self.chain_faults == ChainFaults() or self.chain_faults.gas > 0
+        return not is_simple and random.Random(f"{self.seed} {number} signs").random() < _SIGN
+
+    async def _fund(self, chance: random.Random, **params: Any) -> dict[str, Any]:
+        return await self.call("swap.fund", chance, once=True, **params)
 
     def most_steps(self, orders: int) -> int:
         """Daemons take many."""
@@ -221,18 +282,27 @@ class OnchainUniverse(Universe):
         """Fund the wallets, and let blocks come."""
         self.monero.pay([Paid(address_of(0), 50 * XMR)] * _OPENING_OUTPUTS)
         self.monero.mine(20)
-        for _ in range(_OPENING_BLOCKS):
+        for left in reversed(range(_OPENING_BLOCKS)):
+            self._opening = left
             self.evm.mine()
+        self.operator = Operator(self, self._fork(), is_busy=self._is_busy)
         works = (
-            self._mine_evm(), self._mine_monero(), self._trouble_daemons(), self._operate()
+            self._mine_evm(), self._mine_monero(), self._trouble_daemons(),
+            self._rob(), self.operator.look(), self.operator.drill(), self.operator.withdraw(),
         )  # fmt: skip
         self._works = [asyncio.ensure_future(work) for work in works]
+        for each in self._works:
+            each.add_done_callback(self._stopped)
         self.network.faults = self.chain_faults.network
         self.network.watch = self._aim
         self.network.sent = self._sent
         for chain in (self.evm, self.monero):
             chain.left_out = self.chain_faults.left_out
             chain.forgotten = self.chain_faults.forgotten
+
+    def _stopped(self, work: asyncio.Task[None]) -> None:
+        """End the universe: a task of its own has failed."""
+        self.broken = work.exception()
 
     def calm(self) -> None:
         """Let no more faults strike, of chains and daemons either."""
@@ -283,6 +353,24 @@ class OnchainUniverse(Universe):
             self.kill(sender)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def _ended_payment(self, table: str, payment_id: str) -> None:
+        """Compare with the chain: a payment is called settled or failed now.
+
+        It is in a block that is as deep as finality, or so is what took its place. A replica that
+        asked before a reorganisation may not know of it yet.
+        """
+        chain = self.monero if table == "monero_payments" else self.evm
+        if self._now() - chain.replaced_at < _KNOWN_SECONDS:
+            return
+        if chain is self.evm:
+            row = self.server.connection.execute(_NONCE, (payment_id,)).fetchone()
+            depth = self.evm.depth_of(row["sender"].lower(), row["nonce"], CONFIRMATIONS)
+        else:
+            images = self.server.connection.execute(_IMAGES, (payment_id,)).fetchall()
+            depth = self.monero.depth_of({each["key_image"] for each in images}, CONFIRMATIONS)
+        if depth is not None and depth < CONFIRMATIONS:
+            self.violated(f"{payment_id} is final for the service, {depth} blocks deep")
+
     async def _mine_evm(self) -> None:
         while True:
             await asyncio.sleep(_EVM_SECONDS * (0.5 + self._outside.random()))
@@ -294,6 +382,16 @@ class OnchainUniverse(Universe):
                 self.counts["reorganisations"] += 1
                 self.evm.reorganise(self._outside.choice([1, 2, 3, 5, 12, 40]))
             self.evm.mine()
+            if self._strikes(self.chain_faults.banned):
+                self._ban()
+
+    def _ban(self) -> None:
+        """Have the token's issuer refuse payments to somebody, from this block on."""
+        paid = [order.to for order in self.orders.values() if order.direction == "x2u"]
+        if paid:
+            self.counts["bans"] += 1
+            account = self._outside.choice(paid).lower()
+            self.evm.state.set(("blacklisted", account), 1, self.evm.top)
 
     async def _mine_monero(self) -> None:
         while True:
@@ -326,6 +424,9 @@ class OnchainUniverse(Universe):
             # A single node is a little late; of several behind one name, one may lack six minutes.
             far = [12, 60, 60] if len(self.nodes) > 1 else []
             node.lag = chance.choice([0, 1, 2, 4, *far])
+            for other in self.nodes:
+                if other is not node and node.lag in far:
+                    other.lag = min(other.lag, 4)
             node.relays = chance.random() < 0.7
         elif name == "monerod":
             self.monerod.restart()
@@ -344,26 +445,6 @@ class OnchainUniverse(Universe):
         if chance.random() < 0.5:
             node.lag, node.relays, self.monerod.relays = 0, True, True
 
-    async def _operate(self) -> None:
-        """Be the operator: resume what an audit has paused because a deposit's block is gone."""
-        database = SimulatedDatabase(self.server, self._outside, 0.0)
-        row = PauseRow(database)
-        switches = [PauseSwitch(self.folder / f"replica-{each.number}") for each in self.replicas]
-        while True:
-            await asyncio.sleep(60)
-            try:
-                reasons = [switch.reason() for switch in switches] + [await row.reason()]
-                for reason in filter(None, reasons):
-                    if not reason.startswith(_OF_A_REORGANISATION):
-                        self.violated(f"payouts are paused: {reason}")
-                if any(reasons):
-                    self.counts["resumed"] += 1
-                    for switch in switches:
-                        switch.resume()
-                    await row.resume()
-            except Unavailable:
-                continue  # looked at again in a minute
-
     # --- people --------------------------------------------------------------------------------
 
     def destination(self, direction: str, number: int) -> str:
@@ -381,7 +462,11 @@ class OnchainUniverse(Universe):
         return address
 
     async def pay(self, order: Order, chance: random.Random) -> None:
-        """Pay from outside, and sometimes take it back."""
+        """Pay from outside, and sometimes take it back; or sign, and perhaps pay once more."""
+        if order.direction == "u2x" and self._signs(order.number):
+            await self.signers.pay(order.order_id, key_of(self.seed, order.number), chance)
+            if chance.random() < _SIGN_ALONE:
+                return
         units = chance.choice(PAYMENTS[order.direction])
         await self.send(order, units, cheats=chance.random() < self.chain_faults.cheat)
 
@@ -407,11 +492,7 @@ class OnchainUniverse(Universe):
 
         if await self._is_shallow(depth):
             self.counts["cheats"] += 1
-            chain.doomed[txid] = None
-            gone = depth()
-            chain.pop(gone)
-            chain.pay([Paid(monero_address("cheat", txid), XMR)], image)
-            chain.mine(gone + 1)
+            self._replace_xmr(txid, image, depth())
 
     async def _take_usdc_back(self, txid: str) -> None:
         def depth() -> int:
@@ -421,6 +502,59 @@ class OnchainUniverse(Universe):
         if await self._is_shallow(depth) and (made := self.evm.find(txid)) is not None:
             self.counts["cheats"] += 1
             self.evm.displace(made, depth())
+
+    async def _rob(self) -> None:
+        """Take a confirmed deposit back in a deep branch, when nothing can be signed for it.
+
+        All replicas are down, or payouts have been paused for a while: what is planned now must not
+        be signed once the replicas have looked.
+        """
+        while True:
+            await asyncio.sleep(1)
+            if not self._strikes(self.chain_faults.cheat / 2):
+                continue
+            rows = self.server.connection.execute(_PLANNED).fetchall()
+            if not rows:
+                continue
+            row = self._outside.choice(rows)
+            branch = self._branch_without(row["txid"], row["network"])
+            if branch is None or self._is_in_a_journal(row["order_id"]):
+                continue
+            if not self.server.connection.execute(_LONG_PAUSED, (self.now_ms(),)).fetchall():
+                for replica in self.replicas:
+                    self.kill(replica)
+            self.counts["robberies"] += 1
+            branch()
+
+    def _is_in_a_journal(self, order_id: str) -> bool:
+        """Whether a payment of an order was signed, and its commit may be under way."""
+        parts = self.folder.glob(f"replica-*/{files.FOLDER}/*")
+        return any(order_id.encode() in part.read_bytes() for part in parts)
+
+    def _branch_without(self, txid: str, network: str) -> Callable[[], None] | None:
+        """Makes a branch in which a payer has spent a deposit otherwise; None: it is too deep, or
+        the service itself has sent it, for somebody who signed.
+        """
+        if network == "monero":
+            height = self.monero.heights.get(txid)
+            if height is None or (depth := len(self.monero.blocks) - height) > _MOST_DEPTH:
+                return None
+            block = self.monero.blocks[height]
+            image = next(each.images[0] for each in block.mined if each.txid == txid)
+            return partial(self._replace_xmr, txid, image, depth)
+        place = self.evm.place_of(txid)
+        if place is None or (depth := self.evm.top.number - place[0].number + 1) > _MOST_DEPTH:
+            return None
+        made = place[0].mined[place[1]].made
+        return None if made.is_signed else partial(self.evm.displace, made, depth)
+
+    def _replace_xmr(self, txid: str, image: str, depth: int) -> None:
+        """Have a branch in which the payer has spent an input otherwise."""
+        chain = self.monero
+        chain.doomed[txid] = None
+        chain.pop(depth)
+        chain.pay([Paid(monero_address("cheat", txid), XMR)], image)
+        chain.mine(depth + 1)
 
     async def _is_shallow(self, depth: Callable[[], int]) -> bool:
         """Wait for a depth, and some of the next block: whether it is still less than counts."""
@@ -449,13 +583,18 @@ class OnchainUniverse(Universe):
             for (sender, nonce), calls in self.evm.submitted.items()
             if len(calls) > 1
         ]
-        return [*found, *self.strange_payments(), *await self._audited()]
+        await self.operator.check()
+        self.counts["withdrawals"] = sum(self.operator.wanted.values())
+        found += [*self.strange_payments(), *self.operator.strange()]
+        found += await self.signers.differences(self.evm.state.get)
+        self.counts["signed"] = sum(self.evm.state.get(each.used) for each in self.signers.sent)
+        return [*found, *await self._audited()]
 
     def order_differences(self, order: Order) -> Iterator[str]:
         """Whether an order got for its deposits what it should, once."""
-        came = self._received(order.deposit_address)
-        paid = self._received(order.to)
-        refunds = [units for at in self._refunded_to(order) for units in self._received(at)]
+        came = self.received(order.deposit_address)
+        paid = self.received(order.to)
+        refunds = [units for at in self._refunded_to(order) for units in self.received(at)]
         is_x2u = order.direction == "x2u"
         value_in = sum(_value(units, is_xmr=is_x2u) for units in came)
         value_out = sum(_value(units, is_xmr=not is_x2u) for units in paid)
@@ -492,7 +631,7 @@ class OnchainUniverse(Universe):
         sender = [self._payer(order.number)] if order.direction == "u2x" else []
         return [*self._refunds.get(order.order_id, []), *sender]
 
-    def _received(self, address: str) -> list[int]:
+    def received(self, address: str) -> list[int]:
         """Units that an address got in the chain, by payment."""
         if address.startswith("0x"):
             return [units for _, to, units in self._moves() if to == address.lower()]
@@ -515,6 +654,7 @@ class OnchainUniverse(Universe):
         """Payments of the wallets to nobody that an order knows."""
         known = {order.to for order in self.orders.values()}
         known |= {each for order in self.orders.values() for each in self._refunded_to(order)}
+        known |= set(self.operator_addresses.values())
         lower = {address.lower() for address in known}
         for source, to, units in self._moves():
             if source == self.hot.lower() and to not in lower:

@@ -26,10 +26,14 @@ _MEMORY: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class Outcome(NamedTuple):
-    """How a run ended: its trace, the steps of the loop, what struck, and what did not hold."""
+    """How a run ended: its trace, the steps of the loop, what struck, and what did not hold.
+
+    ``asked``: how many people it was made for. ``orders``: how many have ordered.
+    """
 
     engine: str
     seed: int
+    asked: int
     trace: str
     steps: int
     orders: int
@@ -77,6 +81,7 @@ def _run_here(
             Outcome(
                 engine,
                 universe.seed,
+                orders,
                 loop.trace,
                 loop.steps,
                 len(universe.orders),

@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import random
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,18 @@ from rpcsvc import clock as product_clock
 from rpcsvc.bootstrap import Running, running_on
 from rpcsvc.domain.addresses import evm_checksum, stagenet_subaddress
 from rpcsvc.errors import Unavailable
+from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call, Reply
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.database import DatabaseInUse
 from rpcsvc.store.leases import Lease
+from rpcsvc.store.webhooks import CANCELLED
 from tests.simulation.database import DatabaseServer, SimulatedDatabase
+from tests.simulation.followers import Follower
 from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
+from tests.simulation.receivers import HookModel, Receivers
 
 HOUR_MS: Final = 3_600_000
 AMOUNTS: Final = {"x2u": "0.8", "u2x": "150"}
@@ -41,12 +45,27 @@ _MOST_WRONG_MS: Final = 300_000
 _LEASE: Final = "SELECT token, expires_at FROM leases WHERE name = 'settler'"
 # So long after it was woken, a replica may publish what it decided to before it was paused.
 _WAKING: Final = 1.0
+# Nothing was done, and it may be asked again.
+_AWAY: Final = Unavailable.code
 # The wallets have no more for now: people come again.
 _FULL: Final = "amount_above_maximum"
 _GAPS: Final = (
     "SELECT order_seq FROM event_log GROUP BY order_seq"
     " HAVING count(*) <> max(version) - min(version) + 1"
 )
+_LOG: Final = (
+    "SELECT e.version FROM event_log e JOIN orders o ON o.seq = e.order_seq"
+    " WHERE o.order_id = ? ORDER BY e.version"
+)
+_MESSAGES: Final = (
+    "SELECT d.version, d.state, d.error, w.ended_at FROM webhook_deliveries d"
+    " JOIN webhooks w ON w.order_seq = d.order_seq JOIN orders o ON o.seq = d.order_seq"
+    " WHERE o.order_id = ? ORDER BY d.version"
+)
+# Of the payers, those who pay when the order has expired.
+_LATE: Final = 0.08
+# Of the orders, with people who are told of their events, or who ask.
+_AUDIENCE: Final = 0.3
 _BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}
 
 
@@ -113,14 +132,32 @@ class Replica:
         life = context.run(asyncio.ensure_future, self._live())
         life.add_done_callback(self._ended)
 
-    async def _work(self, up: Running) -> None:
-        """Settle until another replica has the lease."""
+    @asynccontextmanager
+    async def _serving(self, up: Running) -> AsyncIterator[asyncio.Event]:
+        """Work and answer until the block ends; the event is set when the lease is lost."""
+        ended = asyncio.Event()
         working = asyncio.ensure_future(up.worker.run())
         lost = asyncio.ensure_future(up.lease.lost.wait())
-        await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
-        lost.cancel()
-        await up.worker.stop()
-        await working
+        following = asyncio.ensure_future(up.service.waits.follow_log())
+        for each in (working, lost):
+            each.add_done_callback(lambda _task: ended.set())
+        self.up = up
+        try:
+            yield ended
+        finally:
+            self.up = None
+            for task in (lost, following):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await up.worker.stop()
+            await working
+
+    @asynccontextmanager
+    async def _standing_by(self, up: Running) -> AsyncIterator[None]:
+        """Answer while another replica settles."""
+        async with self._serving(up):
+            yield
 
     def _ended(self, life: asyncio.Task[None]) -> None:
         """A process that ended by itself, as one without its lease does, is started again."""
@@ -146,13 +183,20 @@ class Replica:
         chains = read_chains(settings.chains_file)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            async with running_on(
-                database, settings, chains, self.clock, chance.randbytes, asyncio.Event()
-            ) as up:
-                self.up = up
-                await self._work(up)
+            async with (
+                running_on(
+                    database,
+                    settings,
+                    chains,
+                    self.clock,
+                    chance.randbytes,
+                    asyncio.Event(),
+                    self._standing_by,
+                ) as up,
+                self._serving(up) as ended,
+            ):
+                await ended.wait()
         finally:
-            self.up = None
             await database.close()
 
 
@@ -190,6 +234,15 @@ class Universe:
         self._asked: dict[str, dict[str, Any]] = {}
         self.violations: list[str] = []
         self.server.changed = self._written
+        self.server.paid_in_pause = self._paid_in_pause
+        self.server.taken_early = lambda token: self.violated(f"lease {token} was taken early")
+        # Nobody in a universe without faults, where each effect is counted.
+        self._audience = _AUDIENCE if self.faults != Faults() else 0.0
+        self.receivers = Receivers(self.now_ms)
+        self._told: dict[str, HookModel] = {}
+        self._late: list[tuple[Order, random.Random]] = []
+        self._followers: list[Follower] = []
+        self._reading: list[asyncio.Task[None]] = []
         self.counts = {
             "kills": 0,
             "pauses": 0,
@@ -198,8 +251,12 @@ class Universe:
             "steps": 0,
             "calls": 0,
             "unanswered": 0,
+            "messages": 0,
+            "events": 0,
         }
         self.is_striking = False
+        # The error of the universe itself, with which the run ends.
+        self.broken: BaseException | None = None
         # How long (s) people come, and how long faults strike after the last payment.
         self.comes, self.lingers = 60.0, 0.0
         self._most_steps = 0
@@ -215,7 +272,7 @@ class Universe:
 
     def calm(self) -> None:
         """Let no more faults strike."""
-        self.is_striking = False
+        self.is_striking = self.receivers.is_striking = False
         self.faults = self.faults._replace(slow=0.0)
         for replica in self.replicas:
             replica.clock.wrong_ms = 0
@@ -247,7 +304,7 @@ class Universe:
     def run(self, orders: int) -> None:
         """Have people make so many orders under faults, then let all of them end, then check."""
         self._most_steps = self.most_steps(orders)
-        with _simulated_time(self.loop):
+        with _simulated_time(self.loop), self.receivers.carrying():
             self.loop.before_step = self._strike
             self.loop.run_simulation(self.story(orders))
 
@@ -260,7 +317,7 @@ class Universe:
         await self.begin()
         for replica in self.replicas:
             replica.start()
-        self.is_striking = True
+        self.is_striking = self.receivers.is_striking = True
         people = [asyncio.ensure_future(self._person(number)) for number in range(orders)]
         await asyncio.gather(*people)
         await asyncio.sleep(self.lingers)
@@ -276,6 +333,9 @@ class Universe:
         order = await self.place(number, direction, chance)
         if chance.random() < 0.1:
             await self._cancel(order, chance)
+            return
+        if chance.random() < _LATE:
+            self._late.append((order, chance))
             return
         if chance.random() < 0.1:
             await asyncio.gather(self._cancel(order, chance), self.pay(order, chance))
@@ -299,6 +359,10 @@ class Universe:
             "amount": AMOUNTS[direction],
             "to": to,
         }
+        hooks = random.Random(f"{self.seed} {number} audience")
+        if hooks.random() < self._audience:
+            receiver = self._told[key] = self.receivers.make(number, hooks)
+            params["webhook"] = receiver.param
         self._asked[key] = params
         copies = chance.choice([1, 1, 1, 3])
         answers = await asyncio.gather(
@@ -315,7 +379,20 @@ class Universe:
             if known != order:
                 self.violated(f"key {key} has two orders: {known.order_id}, {order.order_id}")
             self.loop.note(f"order {order.order_id}")
+        if hooks.random() < self._audience:
+            self._follow(order, hooks)
         return order
+
+    def _follow(self, order: Order, chance: random.Random) -> None:
+        """Have somebody read the events of an order."""
+
+        async def ask(cursor: int, seconds: int) -> dict[str, Any]:
+            name, order_id = "swap.events", order.order_id
+            return await self.call(name, chance, orderId=order_id, after=cursor, waitSec=seconds)
+
+        follower = Follower(order.order_id, chance, ask)
+        self._followers.append(follower)
+        self._reading.append(asyncio.ensure_future(follower.run()))
 
     async def call(
         self,
@@ -356,15 +433,34 @@ class Universe:
                         return answer
             await asyncio.sleep(0.2 + chance.random())
 
+    async def administer(
+        self, name: str, chance: random.Random, params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Call an admin method at any replica until one answers, and is not unavailable."""
+        while True:
+            replica = chance.choice(self.replicas)
+            if (up := replica.up) is not None:
+                operation = next((each for each in up.admin if each.name == name), None)
+                if operation is None:
+                    raise LookupError(f"there is no method {name}")
+                flat = flat_dispatcher(up.service)
+                body = await self._run(replica, flat.run(operation, params, Call("req_operator")))
+                answer: dict[str, Any] = {} if body is None else orjson.loads(body)
+                if body is not None and answer.get("error", {}).get("code") != _AWAY:
+                    return answer
+            await asyncio.sleep(0.2 + chance.random())
+
     async def _ask(
         self, replica: Replica, up: Running, name: str, params: dict[str, Any], key: str | None
     ) -> bytes | None:
         call = Call("req_simulated", idempotency_key=key)
+        return await self._run(replica, up.dispatcher.run(_BY_NAME[name], params, call))
+
+    async def _run(self, replica: Replica, work: Coroutine[Any, Any, Reply]) -> bytes | None:
+        """The answer of a replica; None if none came in time."""
         context = copy_context()
         context.run(ACTOR.set, replica.actor)
-        running: asyncio.Task[Reply] = self.loop.create_task(
-            up.dispatcher.run(_BY_NAME[name], params, call), context=context
-        )
+        running: asyncio.Task[Reply] = self.loop.create_task(work, context=context)
         if not (await asyncio.wait({running}, timeout=30))[0]:
             return None
         return running.result().body
@@ -373,6 +469,8 @@ class Universe:
 
     def _strike(self) -> None:
         """Between two callbacks: perhaps kill or pause a replica, or take the database away."""
+        if self.broken is not None:
+            raise self.broken
         if self.loop.steps > self._most_steps:
             raise TimeoutError(f"orders have not ended after {self.loop.steps} steps")
         if not self.is_striking:
@@ -455,6 +553,17 @@ class Universe:
         if lease.token != row["token"] or row["expires_at"] <= self.now_ms():
             self.violated(f"{actor.name} published without lease {lease.token}")
 
+    def _paid_in_pause(self, what: str) -> None:
+        """A payout is signed or given out while payouts are paused.
+
+        A replica that begins adopts what it signed before, from its journal. One that has just been
+        woken may have looked before it was paused.
+        """
+        if (settler := self._settling()) is None:
+            return
+        if self.loop.time() > settler[0].woke_at + _WAKING:
+            self.violated(f"{what} by {settler[0].name} while payouts are paused")
+
     def sender(self) -> Replica | None:
         """The replica whose code runs now."""
         return next((each for each in self.replicas if each.actor is ACTOR.get()), None)
@@ -482,6 +591,10 @@ class Universe:
         for attempt, wait_ms in enumerate((HOUR_MS, HOUR_MS, 25 * HOUR_MS, 25 * HOUR_MS)):
             # Each pass of a worker would be simulated: the machine sleeps instead.
             self.loop.skip(wait_ms / 1000)
+            if attempt % 2 == 0:  # an hour after the order, or a day
+                late, self._late = self._late[::2], self._late[1::2]
+                for order, payer in late:
+                    await self.pay(order, payer)
             await self.settled()
             for order in self.orders.values():
                 answer = await self.call("swap.status", chance, orderId=order.order_id)
@@ -519,6 +632,8 @@ class Universe:
         for row in self.server.connection.execute(_GAPS):
             self.violated(f"the events of order {row[0]} have a gap")
         await self._check_keys()
+        await self._check_followers()
+        self._check_receivers()
         for replica in self.replicas:
             if problem := await self._sickness(replica):
                 self.violated(f"{replica.actor.name} is not well after the faults: {problem}")
@@ -533,6 +648,42 @@ class Universe:
             again = answer.get("data", {}).get("order", {}).get("orderId")
             if again != order.order_id:
                 self.violated(f"key {key} gave {order.order_id}, and then {again}")
+
+    async def _check_followers(self) -> None:
+        """Each read the whole log of its order, each event once."""
+        await asyncio.gather(*self._reading)
+        for follower in self._followers:
+            self.counts["events"] += follower.cursor
+            while not follower.violations and not await follower.read():
+                continue  # deposits come late, too, to an order that has ended
+            log = [row[0] for row in self.server.connection.execute(_LOG, (follower.order_id,))]
+            if log != [event["cursor"] for event in follower.events]:
+                self.violated(f"a follower of {follower.order_id} read {follower.cursor} of {log}")
+            self.violations += follower.violations
+
+    def _check_receivers(self) -> None:
+        """Each event has a message, which its receiver took, or whose failure is on record."""
+        for key, receiver in self._told.items():
+            order_id = self.orders[key].order_id
+            if receiver.order_id not in (None, order_id):
+                self.violated(f"the receiver of {order_id} was told of {receiver.order_id}")
+            self.violations += receiver.violations
+            self.counts["messages"] += len(receiver.heard)
+            log = [row[0] for row in self.server.connection.execute(_LOG, (order_id,))]
+            rows = self.server.connection.execute(_MESSAGES, (order_id,)).fetchall()
+            for row in rows:
+                said = f"message {row['version']} of {order_id} to {receiver.manner}"
+                if row["state"] == "delivered" and row["version"] not in receiver.taken:
+                    self.violated(f"{said} is delivered, and was not taken")
+                elif row["state"] == "pending" and receiver.manner == "silent":
+                    continue  # it is tried again for a day
+                elif row["state"] == "pending" or (row["state"] == "dead" and not row["error"]):
+                    self.violated(f"{said} is {row['state']}: {row['error']}")
+                elif row["error"] and receiver.manner == "steady" and row["error"] != CANCELLED:
+                    self.violated(f"{said} was given up: {row['error']}")
+            has_ended = bool(rows) and rows[-1]["ended_at"] is not None
+            if not has_ended and [row["version"] for row in rows] != log:
+                self.violated(f"{order_id} has {len(rows)} messages for {log}")
 
     async def _sickness(self, replica: Replica) -> str:
         """The trouble of a replica that stays for some minutes; empty: none."""

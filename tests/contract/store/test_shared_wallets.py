@@ -9,6 +9,7 @@ from itertools import count
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, Money
@@ -161,6 +162,11 @@ async def make(store: OrderStore, order: Order, pooled: PooledOrder) -> None:
     )
 
 
+def paid_at(order: Order, address: str) -> Order:
+    """The order with another deposit address."""
+    return replace(order, terms=replace(order.terms, deposit_address=address))
+
+
 @pytest.fixture
 def replicas(database: Tables) -> Replicas:
     return Replicas(database)
@@ -287,9 +293,9 @@ async def test_pooled_address_serves_one_order(replicas: Replicas, store: OrderS
     await replicas.pass_(here, there)
     both = here.deposit_address(XMR), there.deposit_address(XMR)
     assert both[0] == both[1], "the same random bytes"
-    await make(store, numbered(1), here.pooled(both[0], "arbitrum"))
+    await make(store, paid_at(numbered(1), both[0]), here.pooled(both[0], "arbitrum"))
     with pytest.raises(StaleWrite):
-        await make(store, numbered(2), there.pooled(both[1], "arbitrum"))
+        await make(store, paid_at(numbered(2), both[1]), there.pooled(both[1], "arbitrum"))
     assert await store.order("ord_2") is None
     assert both[0] not in await replicas.rows.addresses(XMR)
     await make(store, numbered(2), there.pooled(there.deposit_address(XMR), "arbitrum"))

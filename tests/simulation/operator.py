@@ -1,0 +1,162 @@
+"""The operator of a universe of the engine onchain: pauses, resumes and withdraws, by the book.
+
+What a pause and a withdrawal must not do is checked from outside, on the rows that replicas write
+and on the chains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch
+from tests.simulation.database import SimulatedDatabase
+
+if TYPE_CHECKING:
+    from tests.simulation.onchain import OnchainUniverse
+
+_OF_A_REORGANISATION: Final = "audit: deposit_unmined"
+_OWN: Final = "the operator looks into something"
+_LOOK_SECONDS: Final = 60
+_PAUSES: Final = (5, 60, 300)
+# Units of withdrawals: what comes first is seldom drawn, and large.
+_AMOUNTS: Final = {
+    "arbitrum": (300_000_000_000, 5_000_000_000, 70_000_000, 1_000_000),
+    "monero": (900_000_000_000_000, 20_000_000_000_000, 3_000_000_000_000, 100_000_000_000),
+}
+_SCALE: Final = {"arbitrum": 6, "monero": 12}
+_ROW: Final = "SELECT network, address, units, state, txid FROM withdrawals WHERE withdrawal_id = ?"
+_ENDS: Final = ("settled", "failed", "cancelled")
+
+
+class Wanted(NamedTuple):
+    """A withdrawal that the operator asked for. ``units`` are those of no other one."""
+
+    withdrawal_id: str
+    network: str
+    units: int
+
+    def params(self, to: str, units: int | None = None) -> dict[str, Any]:
+        """The call's params; ``units``: other ones than are wanted."""
+        digits = _SCALE[self.network]
+        whole, part = divmod(self.units if units is None else units, 10**digits)
+        return {
+            "withdrawalId": self.withdrawal_id, "network": self.network,
+            "amount": f"{whole}.{part:0{digits}}", "to": to,
+        }  # fmt: skip
+
+
+class Operator:
+    """Looks at the service once a minute, and does more by the universe's faults."""
+
+    def __init__(self, universe: OnchainUniverse, chance: random.Random, *, is_busy: bool) -> None:
+        self._universe = universe
+        self._chance = chance
+        self._is_busy = is_busy
+        self._database = SimulatedDatabase(universe.server, chance, 0.0)
+        self._row = PauseRow(self._database)
+        self._switches = [
+            PauseSwitch(universe.folder / f"replica-{each.number}") for each in universe.replicas
+        ]
+        self._is_drill = False
+        # What the service said of each: whether it was made.
+        self.wanted: dict[Wanted, bool] = {}
+
+    def address(self, network: str) -> str:
+        """The operator's own address, the only one that withdrawals may pay."""
+        return self._universe.operator_addresses[network]
+
+    async def look(self) -> None:
+        """Resume what an audit has paused because a deposit's block is gone."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                await self._look()
+            except Unavailable:
+                continue  # looked at again in a minute
+
+    async def _look(self) -> None:
+        universe = self._universe
+        reasons = [switch.reason() for switch in self._switches] + [await self._row.reason()]
+        for reason in filter(None, reasons):
+            of_others = reason.replace(_OWN, "").strip("; ")
+            if of_others and not of_others.startswith(_OF_A_REORGANISATION):
+                universe.violated(f"payouts are paused: {reason}")
+        if any(reasons) and not self._is_drill:
+            universe.counts["resumed"] += 1
+            for switch in self._switches:
+                switch.resume()
+            await self._row.resume()
+
+    async def drill(self) -> None:
+        """Pause now and then, whatever is under way; a look resumes."""
+        while True:
+            await asyncio.sleep(10 + 100 * self._chance.random())
+            if not self._universe.is_striking or not self._is_busy:
+                continue
+            try:
+                await self._row.pause(_OWN, self._universe.now_ms())
+            except Unavailable:
+                continue
+            self._universe.counts["drills"] += 1
+            self._is_drill = True
+            await asyncio.sleep(self._chance.choice(_PAUSES))
+            self._is_drill = False
+
+    async def withdraw(self) -> None:
+        """Take money out now and then: ask until there is an answer, perhaps twice at once."""
+        left = {network: list(amounts) for network, amounts in _AMOUNTS.items()}
+        while True:
+            await asyncio.sleep(5 + 40 * self._chance.random())
+            network = self._chance.choice(list(left))
+            if not self._universe.is_striking or not self._is_busy or not left[network]:
+                continue
+            number = len(self.wanted) + 1
+            units = left[network].pop(self._chance.randrange(len(left[network]))) + number
+            wanted = Wanted(f"wd_{self._universe.seed:012}-{number}", network, units)
+            self.wanted[wanted] = False
+            copies = self._chance.choice([1, 1, 2])
+            await asyncio.gather(*(self._make(wanted) for _ in range(copies)))
+
+    async def _make(self, wanted: Wanted) -> None:
+        """Make it, or learn that it is refused."""
+        answer = await self._ask(wanted.params(self.address(wanted.network)))
+        self.wanted[wanted] |= answer.get("isMade", False)
+        if "error" in answer:
+            self._universe.violated(f"{wanted} was refused: {answer}")
+
+    async def _ask(self, params: dict[str, Any]) -> dict[str, Any]:
+        name = "admin.withdrawals.make"
+        return await self._universe.administer(name, self._chance, params)
+
+    async def check(self) -> None:
+        """Each withdrawal was paid once, if it was made and settled, and otherwise not at all."""
+        universe = self._universe
+        for wanted, is_made in self.wanted.items():
+            row = universe.server.connection.execute(_ROW, (wanted.withdrawal_id,)).fetchone()
+            if (row is not None) != is_made:
+                universe.violated(f"{wanted} is {row and tuple(row)}, the answer was {is_made}")
+            if row is not None and row["state"] not in _ENDS:
+                universe.violated(f"{wanted} has not ended: {row['state']}")
+            to = self.address(wanted.network)
+            paid = universe.received(to).count(wanted.units)
+            if paid != (row is not None and row["state"] == "settled"):
+                universe.violated(f"{wanted} was paid {paid} times: {row and tuple(row)}")
+            if not is_made:
+                continue
+            again = await self._ask(wanted.params(to))
+            if not again.get("isMade") or again["withdrawal"]["state"] != row["state"]:
+                universe.violated(f"{wanted} is {row['state']}, and was answered {again}")
+            if "error" not in await self._ask(wanted.params(to, wanted.units + 1)):
+                universe.violated(f"{wanted} was made again with other terms")
+
+    def strange(self) -> Iterator[str]:
+        """Payments to the operator that were not asked for."""
+        for network, to in self._universe.operator_addresses.items():
+            known = {each.units for each in self.wanted if each.network == network}
+            for units in self._universe.received(to):
+                if units not in known:
+                    yield f"{units} units were withdrawn on {network}, which nobody asked for"
