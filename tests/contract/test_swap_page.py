@@ -311,6 +311,11 @@ async def test_form_can_be_neither_framed_nor_scripted(served: Served, path: str
     assert "<script" not in page.text
 
 
+async def test_link_fills_in_no_address(served: Served) -> None:
+    page = await get(served, f"/swap?to={EVM}&refundAddress={MONERO}&amount=1&example=u2u")
+    assert page.typed() == {"direction": "x2u", "amount": "", "to": "", "refundAddress": ""}
+
+
 async def test_quote_and_form_are_listed_nowhere(served: Served) -> None:
     page = await send(served, TYPED)
     assert 'name="robots" content="noindex"' in page.text

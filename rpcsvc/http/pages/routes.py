@@ -191,9 +191,9 @@ class PagesHttp:
         Raises InputError and InputErrors.
         """
         try:
-            await swap.require_readable(form, self._service)
-            params = {name: form[name] for name in swap.PRICED}
-            data = await self._run(visit, "swap.quote", params)
+            given = await swap.read_swap(form, self._service)
+            priced = {name: given[name] for name in swap.PRICED if name in given}
+            data = await self._run(visit, "swap.quote", priced)
         except (OperationError, RateLimited) as error:
             said = swap.refusal(error, visit.texts)
             response = self._ask(visit, form, alert=said, status=error.http_status)
@@ -208,9 +208,10 @@ class PagesHttp:
 
         Raises InputError and InputErrors.
         """
-        params = {name: form[name] for name in (*swap.FIELDS, "quoteDigest")}
         try:
             self._gate.charge(visit.caller, "orders")
+            given = await swap.read_swap(form, self._service)
+            params = {**given, "quoteDigest": form["quoteDigest"]}
             data = await self._run(visit, "swap.create", params, form["key"])
         except QuoteChanged as error:
             changed = visit.texts.say("swap.changed")

@@ -32,10 +32,10 @@ from rpcsvc.orders.ports.venue import NEEDED, FaultKind
 from rpcsvc.strict_json import Json
 
 # What a person types, by the names of the API.
-PRICED: Final = ("direction", "chain", "amount")
-FIELDS: Final = (*PRICED, "to", "refundAddress")
+PRICED: Final[tuple[str, ...]] = ("direction", "chain", "amount")
+FIELDS: Final[tuple[str, ...]] = (*PRICED, "to", "refundAddress")
 # What the page with a quote adds: the next step, the quote, and the key that makes it one order.
-FORM: Final = (*FIELDS, "step", "quoteDigest", "key")
+FORM: Final[tuple[str, ...]] = (*FIELDS, "step", "quoteDigest", "key")
 
 _EXAMPLE_AMOUNTS: Final = {Direction.XMR_TO_USDC: "0.8", Direction.USDC_TO_XMR: "150"}
 # How far the sandbox's menu moves the clock: beyond the time in which an order can be paid.
@@ -44,7 +44,7 @@ _NEEDED: Final = {kind.value: needed for kind, needed in NEEDED.items()}
 
 
 class FieldProblem(NamedTuple):
-    """What is wrong with a field; ``detail`` is English on every page."""
+    """The problem of a field in words; ``detail`` is English on every page."""
 
     says: str
     detail: str
@@ -91,12 +91,12 @@ def example(service: Service, direction: Direction) -> dict[str, str]:
     }
 
 
-async def require_readable(form: Mapping[str, str], service: Service) -> None:
-    """Raise InputError or InputErrors for fields that no order could be made with.
+async def read_swap(form: Mapping[str, str], service: Service) -> Json:
+    """The params of the typed swap. Raises InputError or InputErrors that name every problem.
 
     A refund address is required here: without one, a refund may need the order's secret.
     """
-    given = {name: form[name] for name in FIELDS if form[name]}
+    given: Json = {name: form[name] for name in FIELDS if form[name]}
     problems = Problems()
     with problems:
         params = await parse_params(SwapParams, given, service)
@@ -104,6 +104,7 @@ async def require_readable(form: Mapping[str, str], service: Service) -> None:
     if "refundAddress" not in given:
         problems.add(missing("refundAddress"))
     problems.raise_found()
+    return given
 
 
 def field_problems(error: InputError | InputErrors, texts: Texts) -> dict[str, FieldProblem] | None:
