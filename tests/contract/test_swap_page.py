@@ -166,6 +166,13 @@ async def test_problem_stands_at_its_field(
     assert "<script" not in page.text
 
 
+async def test_problem_of_an_address_names_no_param(served: Served) -> None:
+    page = await send(served, {**TYPED, "to": "0x123", "refundAddress": EVM})
+    assert page.at("to").startswith(f"{SAY('swap.wrong_to')} It has 5 characters")
+    says = f"{SAY('swap.wrong_refundAddress')} It is an EVM address"
+    assert page.at("refundAddress").startswith(says)
+
+
 async def test_all_problems_of_a_form_are_shown_at_once(served: Served) -> None:
     page = await send(served, {"direction": "x2u", "chain": "x", "to": "y"})
     assert [name for name in TYPED if page.at(name)] == ["chain", "amount", "to", "refundAddress"]

@@ -33,7 +33,8 @@ from rpcsvc.strict_json import Json
 
 # What a person types, by the names of the API.
 PRICED: Final[tuple[str, ...]] = ("direction", "chain", "amount")
-FIELDS: Final[tuple[str, ...]] = (*PRICED, "to", "refundAddress")
+_ADDRESSES: Final = ("to", "refundAddress")
+FIELDS: Final[tuple[str, ...]] = (*PRICED, *_ADDRESSES)
 # What the page with a quote adds: the next step, the quote, and the key that makes it one order.
 FORM: Final[tuple[str, ...]] = (*FIELDS, "step", "quoteDigest", "key")
 
@@ -125,7 +126,10 @@ def _in_words(problem: InputError, texts: Texts) -> FieldProblem:
     most = limits.get("maxNow", limits.get("maximum"))
     if isinstance(problem, AmountAboveMaximum) and most is not None:
         return FieldProblem(texts.say("swap.above", most=f"{most} {limits['asset']}"), "")
-    return FieldProblem(texts.say(f"swap.wrong_{problem.field}"), problem.message)
+    name, detail = f"{problem.field} ", problem.message
+    if problem.field in _ADDRESSES and detail.startswith(name):
+        detail = f"It {detail.removeprefix(name)}"  # the API's name of the field is on no page
+    return FieldProblem(texts.say(f"swap.wrong_{problem.field}"), detail)
 
 
 def refusal(error: ServiceError, texts: Texts) -> str:
