@@ -8,9 +8,33 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, ViewportSize, async_playwright, expect
+
+from rpcsvc.http.pages.rendering import Catalogues
 
 AXE = Path(__file__).parents[2] / "tools" / "browser" / "node_modules" / "axe-core" / "axe.min.js"
+SAY = Catalogues().choose("en").say
+WIDE: ViewportSize = {"width": 1000, "height": 900}
+NARROW: ViewportSize = {"width": 320, "height": 700}
+SCREENS: list[tuple[ViewportSize, dict[str, Any]]] = [
+    (WIDE, {"color_scheme": "light"}),
+    (NARROW, {"color_scheme": "light"}),
+    (NARROW, {"color_scheme": "dark"}),
+    (WIDE, {"color_scheme": "dark"}),
+    (NARROW, {"forced_colors": "active"}),
+]
+DONE_MS = 60_000
+# The names of all that can be used, in the order of the page.
+USABLE = """[...document.querySelectorAll("a[href], button, summary, select," +
+    "input:not([type=radio]), input:checked, [tabindex='0']")]
+  .filter((it) => it.checkVisibility())
+  .map((it) => it.ariaLabel || it.id || it.textContent)"""
+# The name of what has the focus, and whether one sees that.
+FOCUSED = """(() => {
+  const it = document.activeElement;
+  const isSeen = getComputedStyle(it).outline.includes("solid 3px");
+  return [it.ariaLabel || it.id || it.textContent, isSeen];
+})()"""
 # For root, without a network, headless.
 _SWITCHES = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -71,3 +95,22 @@ async def is_too_wide(page: Page) -> bool:
     """Whether the page has to be scrolled sideways."""
     script = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
     return bool(await page.evaluate(script))
+
+
+async def heading(page: Page, key: str) -> None:
+    found = expect(page.locator("h1"))
+    await found.to_have_text(SAY(f"checkout.heading_{key}"), timeout=DONE_MS)
+
+
+async def check_screens(browser: Browser, url: str, path: str, name: str) -> None:
+    async with reading(browser, url) as page:
+        await page.goto(url + path)
+        await check_on_screens(page, name)
+
+
+async def check_on_screens(page: Page, name: str) -> None:
+    for size, media in SCREENS:
+        await page.set_viewport_size(size)
+        await page.emulate_media(**media)
+        assert await findings(page) == [], (name, size, media)
+        assert not await is_too_wide(page), (name, size, media)

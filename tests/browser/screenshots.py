@@ -1,4 +1,4 @@
-"""Writes a picture of each state of an order, of the site root and of the status page, light and
+"""Writes a picture of each state of an order, of the site root, /status and /swap, light and
 dark: ``make screenshots``.
 """
 
@@ -47,7 +47,9 @@ async def _main() -> None:
         with TemporaryDirectory() as data_dir:
             async with serving(Path(data_dir)) as served:
                 await set_rates(served.up.database, _RATES)
-                await _picture(browser, served, {"home": "/", "status": "/status"})
+                await _picture(
+                    browser, served, {"home": "/", "status": "/status", "swap": "/swap?example=x2u"}
+                )
 
 
 if __name__ == "__main__":

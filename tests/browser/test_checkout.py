@@ -8,11 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, Request, ViewportSize, expect
+from playwright.async_api import Browser, Request, expect
 
 from rpcsvc.http.pages import routes
 from rpcsvc.http.pages.rendering import FOLDER, Catalogues
-from tests.browser.browsing import findings, is_too_wide, reading
+from tests.browser.browsing import (
+    DONE_MS,
+    FOCUSED,
+    SAY,
+    USABLE,
+    check_on_screens,
+    check_screens,
+    findings,
+    heading,
+    reading,
+)
 from tests.browser.states import STAGINGS, Staging
 from tests.contract.checkout import (
     U2X,
@@ -28,17 +38,6 @@ from tests.contract.serving import MONERO, Served, serving
 from tests.contract.sidecar import SWAPS, beside, upstream_id
 from tests.rows import set_rates
 
-SAY = Catalogues().choose("en").say
-WIDE: ViewportSize = {"width": 1000, "height": 900}
-NARROW: ViewportSize = {"width": 320, "height": 700}
-SCREENS: list[tuple[ViewportSize, dict[str, Any]]] = [
-    (WIDE, {"color_scheme": "light"}),
-    (NARROW, {"color_scheme": "light"}),
-    (NARROW, {"color_scheme": "dark"}),
-    (WIDE, {"color_scheme": "dark"}),
-    (NARROW, {"forced_colors": "active"}),
-]
-DONE_MS = 60_000
 POLL = "document.dispatchEvent(new Event('visibilitychange'))"
 # The seconds left, by the countdown and by the bar, which is full at one hour.
 SHOWN = """(() => {
@@ -48,22 +47,6 @@ SHOWN = """(() => {
     bar: 3600 * new DOMMatrix(styleOf(".bar", "::before").transform).a,
   };
 })()"""
-
-# The names of all that can be used, in the order of the page.
-USABLE = """[...document.querySelectorAll("a[href], button, summary, input, [tabindex='0']")]
-  .filter((it) => it.checkVisibility())
-  .map((it) => it.ariaLabel || it.id || it.textContent)"""
-# The name of what has the focus, and whether one sees that.
-FOCUSED = """(() => {
-  const it = document.activeElement;
-  const isSeen = getComputedStyle(it).outline.includes("solid 3px");
-  return [it.ariaLabel || it.id || it.textContent, isSeen];
-})()"""
-
-
-async def heading(page: Page, key: str) -> None:
-    found = expect(page.locator("h1"))
-    await found.to_have_text(SAY(f"checkout.heading_{key}"), timeout=DONE_MS)
 
 
 @pytest.mark.parametrize("swap", [X2U, U2X], ids=["x2u", "u2x"])
@@ -123,27 +106,13 @@ async def test_page_follows_a_swap_without_a_script(
         await heading(page, "completed")  # it loads itself again
 
 
-async def check_screens(browser: Browser, served: Served, path: str, name: str) -> None:
-    async with reading(browser, served.url) as page:
-        await page.goto(served.url + path)
-        await check_on_screens(page, name)
-
-
-async def check_on_screens(page: Page, name: str) -> None:
-    for size, media in SCREENS:
-        await page.set_viewport_size(size)
-        await page.emulate_media(**media)
-        assert await findings(page) == [], (name, size, media)
-        assert not await is_too_wide(page), (name, size, media)
-
-
 @pytest.mark.parametrize("staging", STAGINGS)
 async def test_page_of_each_state_is_accessible(
     browser: Browser, tmp_path: Path, staging: Staging
 ) -> None:
     async with staging(tmp_path) as (served, orders):
         for name, order in orders.items():
-            await check_screens(browser, served, order.path, name)
+            await check_screens(browser, served.url, order.path, name)
 
 
 async def test_removed_deposit_is_shown_at_the_top(browser: Browser, tmp_path: Path) -> None:
@@ -164,12 +133,12 @@ async def test_removed_deposit_is_shown_at_the_top(browser: Browser, tmp_path: P
 
 @pytest.mark.parametrize("path", ["/", "/status", "/orders/none"])
 async def test_front_page_is_accessible(browser: Browser, served: Served, path: str) -> None:
-    await check_screens(browser, served, path, path)
+    await check_screens(browser, served.url, path, path)
 
 
 async def test_front_page_with_a_chart_is_accessible(browser: Browser, served: Served) -> None:
     await set_rates(served.up.database, {164_000_000: 3_600_000, 166_500_000: 1_200_000})
-    await check_screens(browser, served, "/", "chart")
+    await check_screens(browser, served.url, "/", "chart")
     async with reading(browser, served.url) as page:
         await page.goto(served.url)
         caption = await page.locator("figure.chart figcaption").inner_text()
@@ -178,7 +147,7 @@ async def test_front_page_with_a_chart_is_accessible(browser: Browser, served: S
 
 async def test_front_page_without_an_engine_is_accessible(browser: Browser, served: Served) -> None:
     await fault(served, "engine_down")
-    await check_screens(browser, served, "/", "down")
+    await check_screens(browser, served.url, "/", "down")
 
 
 async def test_page_fits_a_script_from_right_to_left(
@@ -258,7 +227,7 @@ async def test_page_of_an_upstream_order_is_accessible(
 ) -> None:
     async with beside(served, tmp_path / "sidecar") as sidecar:
         order = await make_order(sidecar, swap)
-        await check_screens(browser, sidecar, order.path, "awaiting")
+        await check_screens(browser, sidecar.url, order.path, "awaiting")
         async with reading(browser, sidecar.url) as page:
             await page.goto(sidecar.url + order.path)
             await heading(page, "awaiting_deposit")
@@ -266,7 +235,7 @@ async def test_page_of_an_upstream_order_is_accessible(
             central = Ordered(await upstream_id(sidecar, order.order_id), "")
             await fund(served, central)
             await heading(page, "completed")
-        await check_screens(browser, sidecar, order.path, "completed")
+        await check_screens(browser, sidecar.url, order.path, "completed")
 
 
 async def test_page_counts_down_without_a_script(browser: Browser, served: Served) -> None:

@@ -134,6 +134,7 @@ def targets(order_id: str) -> list[Target]:
         Target("GET", "/health"),
         Target("GET", f"/orders/{order_id}"),
         Target("POST", f"/orders/{order_id}/refund", b"a=1", "application/x-www-form-urlencoded"),
+        Target("POST", "/swap", b"amount=1", "application/x-www-form-urlencoded"),
     ]
 
 

@@ -25,6 +25,19 @@
   };
   fill();
 
+  // Its owner may keep the link. The forms of this page lead back to it with the secret, as they
+  // would without a script.
+  if (secret) {
+    const link = `${location.origin}${main().dataset.path}#session=${secret}`;
+    const owner = document.getElementById("owner");
+    owner.hidden = false;
+    document.getElementById("owner-link").textContent = link;
+    owner.querySelector("button").dataset.copy = link;
+    document.addEventListener("submit", ({ target }) => {
+      target.action = new URL(`#session=${secret}`, target.action);
+    });
+  }
+
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button[data-copy]");
     if (!button) return;
