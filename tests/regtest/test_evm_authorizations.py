@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import eth_abi.abi
 import pytest
@@ -253,6 +254,33 @@ async def test_one_that_a_reorg_took_is_mined_again(rig: Rig) -> None:
     await controls.mine(2)
     assert (await rig.outcome(sent))[0] is Outcome.SETTLED
     assert (await rig.balance(), await rig.sent()) == (VALUE, 1)
+
+
+async def test_one_that_its_order_has_spent_is_never_replaced(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deposit is known by its transaction: another would be a new deposit, and sent back."""
+    record, own = rig.record(), rig.own
+    await rig.outcome(record)
+    await own.controls.mine(own.network.settled_after)
+    await own.follow()
+    made = await rig.payment(record)
+    assert made is not None
+    assert made.state is EvmPaymentState.SETTLED
+    monkeypatch.setattr(own.ledger, "paid_out_attempt", AsyncMock(return_value=made.latest))
+    await own.controls.automine(enabled=False)
+    await own.controls.reorganise(own.network.settled_after + 1)
+    for _ in range(3):
+        own.clock.now += own.network.bump_after_ms
+        await own.follow()
+    after = await rig.payment(record)
+    assert after is not None
+    assert after.attempts == made.attempts
+    assert "its fees stay" in (await own.payments.conditions())[0].text
+    await own.controls.mine(own.network.settled_after)
+    await own.follow()
+    assert await rig.balance() == VALUE
+    assert not await own.payments.conditions()
 
 
 @pytest.mark.parametrize(

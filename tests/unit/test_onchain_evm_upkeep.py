@@ -65,6 +65,7 @@ async def test_settled_sweep_mined_again_in_vain_is_not_replaced(
             is_too_low=AsyncMock(return_value=False), raised_price=AsyncMock(return_value=None)
         ),
         board=board, verdict=verdict, payment=payment, hand_over=offered,
+        paid_out_attempt=AsyncMock(return_value=None),
     )  # fmt: skip
     upkeep = EvmUpkeep(connection, payments, AsyncMock(), clock)
     top: Any = SimpleNamespace(number=100, hash="0xtop")

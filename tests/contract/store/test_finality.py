@@ -9,6 +9,7 @@ from typing import cast
 from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.finality import FinalityLimits
@@ -17,6 +18,13 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.deposits import DEPOSITS_PER_PASS
 from rpcsvc.orders.local_venue import LocalVenue
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.records import (
+    Attempt,
+    EvmPayment,
+    EvmPaymentOrder,
+    EvmPurpose,
+)
 from rpcsvc.settlement.onchain.thresholds import Threshold, threshold_of
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.database import Statement, Tables
@@ -77,6 +85,18 @@ async def test_small_deposits_are_paid_within_the_bound(make: Make) -> None:
     await exchange.settle()
     assert await exchange.store.at_risk() == {}
     assert await exchange.problems() == []
+
+
+async def test_attempt_whose_deposit_was_spent_is_found(make: Make, database: Tables) -> None:
+    exchange, ledger = make(), EvmPaymentLedger(database)
+    await pay(exchange, "a", 100)
+    call = EvmPaymentOrder("x402", EvmPurpose.AUTHORIZATION, "0xto", 1, "0xtoken", b"", 60_000)
+    made = tuple(Attempt(txid, "aa", fee, 1, NOW) for fee, txid in enumerate(("tx a", "tx b"), 5))
+    payment = EvmPayment("arbitrum", "0xhot", 0, call, made, NOW)
+    assert await ledger.paid_out_attempt(payment) is None, "not spent yet"
+    await exchange.settle()
+    assert await ledger.paid_out_attempt(payment) == made[0]
+    assert await ledger.paid_out_attempt(replace(payment, network="base")) is None
 
 
 async def test_bound_of_all_networks_holds_beside_their_own(make: Make) -> None:

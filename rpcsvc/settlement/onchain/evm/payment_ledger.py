@@ -221,6 +221,17 @@ class EvmPaymentLedger:
         )
         return await self._payments(where, network=network, number=number)
 
+    async def paid_out_attempt(self, payment: EvmPayment) -> Attempt | None:
+        """Return the attempt whose deposit its order has spent; None: there is none."""
+        row = await self._db.fetch_one(
+            "SELECT txid FROM deposits"
+            " WHERE network = :network AND txid IN :txids AND transfer_id IS NOT NULL",
+            network=payment.network,
+            txids=[attempt.txid for attempt in payment.attempts],
+        )
+        made = {attempt.txid: attempt for attempt in payment.attempts}
+        return None if row is None else made[row["txid"]]
+
     async def next_nonce(self, network: str, sender: str) -> int:
         """Return one more than the highest nonce of the sender's payments; 0 before the first."""
         row = await self._db.fetch_one(

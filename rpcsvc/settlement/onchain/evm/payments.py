@@ -518,17 +518,30 @@ class EvmPayments(Payments):
             )
 
     async def hand_over(self, payment: EvmPayment) -> NodeReply:
-        """Submit the latest attempt; return the node's reply. Only for the holder of ``writer``."""
+        """Submit the attempt that may be mined; return the node's reply. Only for the holder of
+        ``writer``.
+        """
         if payment.state is EvmPaymentState.PREPARED:
             await self._mark_published(payment)
+        attempt = await self.paid_out_attempt(payment) or payment.latest
         try:
-            answer = await self._connection.client.submit(bytes.fromhex(payment.latest.raw))
+            answer = await self._connection.client.submit(bytes.fromhex(attempt.raw))
         except RpcFailure as failure:
-            log.warning("evm_submit_failed", txid=payment.latest.txid, reason=str(failure))
+            log.warning("evm_submit_failed", txid=attempt.txid, reason=str(failure))
             return NodeReply(str(failure))
         reply = f"{answer.submission.value} {answer.text}".strip()
-        log.info("evm_submitted", txid=payment.latest.txid, nonce=payment.nonce, answer=reply)
+        log.info("evm_submitted", txid=attempt.txid, nonce=payment.nonce, answer=reply)
         return NodeReply(reply, answer.submission)
+
+    async def paid_out_attempt(self, payment: EvmPayment) -> Attempt | None:
+        """Return the attempt by which an authorization has paid its order, which has spent that.
+
+        After a reorganisation it must come back as it was: its deposit is known by its txid, and
+        another attempt would make a deposit that is sent back.
+        """
+        if payment.order.purpose is not EvmPurpose.AUTHORIZATION:
+            return None
+        return await self._ledger.paid_out_attempt(payment)
 
     # --- look up -------------------------------------------------------------------------------
 

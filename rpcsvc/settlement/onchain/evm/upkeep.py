@@ -162,7 +162,11 @@ class EvmUpkeep:
             return
         if payment.state is not EvmPaymentState.PUBLISHED and await self._has_spent_nonce(payment):
             return
-        if await self._needs_more(payment, verdict, was_lost):
+        if await self._payments.paid_out_attempt(payment) is not None:
+            reply = await self._offer(payment)
+            what = "its fees stay: its order has paid out what it brought in by this transaction"
+            self._report(payment, what, reply)
+        elif await self._needs_more(payment, verdict, was_lost):
             await self._bump(payment)
         else:
             await self._offer(payment)
