@@ -173,7 +173,7 @@ async def parse_params(model: type[P], params: dict[str, Any], service: Service)
     try:
         parsed: P = model.__pydantic_validator__.validate_python(params)
     except ValidationError as error:
-        problems = Problems(problems_of(model, error))
+        problems = Problems(_with_one(model, params, problems_of(model, error)))
     else:
         return parsed
     await _read_rest(model, params, service, problems)
@@ -355,10 +355,18 @@ def _receive_amount(params: Any, direction: Direction | None) -> Money:
     return parse_any_amount(params.receive_amount, asset, field="receiveAmount")
 
 
-def require_one(model: type[Params], given: Mapping[str, Any], problems: Problems) -> None:
-    """Add the problem of a call with neither of the inputs of which one is needed."""
-    if model.one_of is not None and all(given.get(name) is None for name in model.one_of):
-        problems.add(missing(model.one_of[0]))
+def _with_one(
+    model: type[Params], given: Mapping[str, Any], found: list[InputError]
+) -> list[InputError]:
+    """The problems of a call, with that of neither of the inputs of which one is needed, in its
+    place.
+    """
+    if model.one_of is None or any(given.get(name) is not None for name in model.one_of):
+        return found
+    order = [info.alias or name for name, info in model.model_fields.items()]
+    later = order[order.index(model.one_of[0]) :]
+    at = next((at for at, each in enumerate(found) if each.field in later), len(found))
+    return [*found[:at], missing(model.one_of[0]), *found[at:]]
 
 
 def both_amounts(field: str, other: str, received: str) -> InvalidInput:
@@ -412,7 +420,6 @@ async def _read_rest(
         name: as_integer(params.get(known[name])) if name in names else None for name in _INTENT
     }
     await read_intent(SimpleNamespace(**rest), service, problems)
-    require_one(model, params, problems)
 
 
 HINTS = {

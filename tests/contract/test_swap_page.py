@@ -46,6 +46,8 @@ class Page:
         directions = [value for name, value, mark in fields if name == "direction" and mark]
         directions += re.findall(r'type="hidden" name="direction" value="(\w+)"', self.text)
         chains = re.findall(r'<option value="(\w+)" selected', self.text)
+        if not found.get("receiveAmount"):
+            found.pop("receiveAmount", None)
         if directions:
             found["direction"] = directions[0]
         if chains:
@@ -176,6 +178,29 @@ async def test_problem_of_an_address_names_no_param(served: Served) -> None:
 async def test_all_problems_of_a_form_are_shown_at_once(served: Served) -> None:
     page = await send(served, {"direction": "x2u", "chain": "x", "to": "y"})
     assert [name for name in TYPED if page.at(name)] == ["chain", "amount", "to", "refundAddress"]
+
+
+async def test_amount_to_arrive_is_ordered_exactly(served: Served) -> None:
+    exact = {**TYPED, "amount": "", "receiveAmount": "100.25"}
+    priced = await send(served, exact)
+    assert SAY("swap.you_get_exact") in priced.words
+    assert "for exactly 100.25 USDC" in priced.words
+    order = made(await send(served, {**priced.typed(), "step": "order"}))
+    assert (await status_of(served, order))["order"]["receiveAmount"] == "100250000"
+
+
+async def test_both_amounts_are_refused_at_the_second(served: Served) -> None:
+    page = await send(served, {**TYPED, "receiveAmount": "100"})
+    assert page.at("receiveAmount").startswith(SAY("swap.wrong_receiveAmount"))
+    assert page.typed()["receiveAmount"] == "100"
+
+
+async def test_limits_are_said_at_the_amount_to_arrive(served: Served) -> None:
+    exact = {**TYPED, "amount": "", "receiveAmount": "0.5"}
+    page = await send(served, exact)
+    assert re.fullmatch(r"At least \d+\.\d+ USDC has to arrive\.", page.at("receiveAmount"))
+    page = await send(served, {**exact, "receiveAmount": "9000000"})
+    assert re.fullmatch(r"At most \d+\.\d+ USDC can arrive\.", page.at("receiveAmount"))
 
 
 async def test_limits_are_said_at_the_amount(served: Served) -> None:

@@ -173,11 +173,11 @@ MUTANTS: Final = (
         "published-before-recorded",
         "a payment may be out there without a line that says so",
         "        if payment.state is EvmPaymentState.PREPARED:\n"
-        "            await self._mark_published(payment)\n        try:\n"
-        "            answer = await self._connection.client.submit("
-        "bytes.fromhex(payment.latest.raw))\n",
-        "        try:\n            answer = await self._connection.client.submit("
-        "bytes.fromhex(payment.latest.raw))\n"
+        "            await self._mark_published(payment)\n"
+        "        attempt = await self.paid_out_attempt(payment) or payment.latest\n        try:\n"
+        "            answer = await self._connection.client.submit(bytes.fromhex(attempt.raw))\n",
+        "        attempt = await self.paid_out_attempt(payment) or payment.latest\n        try:\n"
+        "            answer = await self._connection.client.submit(bytes.fromhex(attempt.raw))\n"
         "            if payment.state is EvmPaymentState.PREPARED:\n"
         "                await self._mark_published(payment)\n",
     ),
@@ -186,7 +186,7 @@ MUTANTS: Final = (
         "an attempt with higher fees is published and not on record",
         "        await self._ledger.add_attempt(payment, attempt)",
         "        payment = replace(payment, attempts=(*payment.attempts, attempt))\n"
-        "        await self._publisher.hand_over(payment)",
+        "        await self._payments.hand_over(payment)",
     ),
     Mutant(
         "settled-by-one-block",

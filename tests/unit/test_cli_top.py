@@ -94,6 +94,10 @@ def test_top_shows_the_alerts_that_fire() -> None:
         "rpcsvc_nonces_unexplained": [({"network": "base", "kind": "missing"}, 2.0)],
         "rpcsvc_nonce_gap": [({"network": "base"}, 0.0)],
         "rpcsvc_audit_age_seconds": [({}, 7_200.0)],
+        "rpcsvc_unfinal_usd": [
+            ({"network": "base", "part": "lost"}, 9.0),
+            ({"network": "base", "part": "counted"}, 5.0),
+        ],
         "rpcsvc_webhook_oldest_seconds": [({}, 200_000.0)],
     }
     shown = lines(ServiceSample(HEALTH, series, IDLE))
@@ -101,6 +105,7 @@ def test_top_shows_the_alerts_that_fire() -> None:
     assert [line.split() for line in alerts[: alerts.index("")]] == [
         ["RpcsvcCheckFails", "rates", "0"],
         ["RpcsvcNonceUnexplained", "base,", "missing", "2"],
+        ["RpcsvcDepositLost", "base,", "lost", "9"],
         ["RpcsvcWebhooksStuck", "-", "200000"],
     ]
     quiet = lines(ServiceSample(HEALTH, {}, IDLE))

@@ -59,6 +59,7 @@ ALERTS: Final[Mapping[str, str]] = {
     "RpcsvcNonceUnexplained": "rpcsvc_nonces_unexplained > 0",
     "RpcsvcNonceGap": "rpcsvc_nonce_gap < 0",
     "RpcsvcAuthorizationGas": "rpcsvc_authorization_gas_ratio > 0.8",
+    "RpcsvcDepositLost": 'rpcsvc_unfinal_usd{part="lost"} > 0',
     "RpcsvcUpstreamOrderInDoubt": "rpcsvc_upstream_orders_in_doubt > 0",
     "RpcsvcWebhooksStuck": "rpcsvc_webhook_oldest_seconds > 172800",
 }
@@ -216,8 +217,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _alerts(series: Series) -> Iterator[tuple[str, ...]]:
     """The alerts whose condition holds now, before the time that Prometheus waits."""
     for alert, condition in ALERTS.items():
-        name, comparison, bound = condition.split()
+        what, comparison, bound = condition.split()
+        name, _, label = what.rstrip("}").partition("{")
         for labels, value in series.get(name, ()):
+            if label and label not in {f'{key}="{each}"' for key, each in labels.items()}:
+                continue
             if _COMPARISONS[comparison](value, float(bound)):
                 yield alert, ", ".join(labels.values()) or "-", f"{value:g}"
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
-from rpcsvc.domain.money import USDC, format_units
+from rpcsvc.domain.money import LIMITS, RECEIVE_LIMITS, USDC, format_units
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.domain.reservations import Client
@@ -32,7 +32,7 @@ from rpcsvc.orders.ports.venue import NEEDED, FaultKind
 from rpcsvc.strict_json import Json
 
 # What a person types, by the names of the API.
-PRICED: Final[tuple[str, ...]] = ("direction", "chain", "amount")
+PRICED: Final[tuple[str, ...]] = ("direction", "chain", "amount", "receiveAmount")
 _ADDRESSES: Final = ("to", "refundAddress")
 FIELDS: Final[tuple[str, ...]] = (*PRICED, *_ADDRESSES)
 # What the page with a quote adds: the next step, the quote, and the key that makes it one order.
@@ -101,7 +101,8 @@ async def read_swap(form: Mapping[str, str], service: Service) -> Json:
     problems = Problems()
     with problems:
         params = await parse_params(SwapParams, given, service)
-        await read_intent(params, service, problems)
+        intent = await read_intent(params, service, problems)
+        problems.add(*(missing(name) for name in intent.missing if name not in problems.fields))
     if "refundAddress" not in given:
         problems.add(missing("refundAddress"))
     problems.raise_found()
@@ -117,19 +118,29 @@ def field_problems(error: InputError | InputErrors, texts: Texts) -> dict[str, F
 
 
 def _in_words(problem: InputError, texts: Texts) -> FieldProblem:
-    limits = problem.details or {}
     if isinstance(problem, MissingInput):
         return FieldProblem(texts.say("swap.missing"), "")
-    if isinstance(problem, AmountBelowMinimum) and "minimum" in limits:
-        least = f"{limits['minimum']} {limits['asset']}"
-        return FieldProblem(texts.say("swap.below", least=least), "")
-    most = limits.get("maxNow", limits.get("maximum"))
-    if isinstance(problem, AmountAboveMaximum) and most is not None:
-        return FieldProblem(texts.say("swap.above", most=f"{most} {limits['asset']}"), "")
+    says = _limit(problem, texts)
+    if says is not None:
+        return FieldProblem(says, "")
     name, detail = f"{problem.field} ", problem.message
     if problem.field in _ADDRESSES and detail.startswith(name):
         detail = f"It {detail.removeprefix(name)}"  # the API's name of the field is on no page
     return FieldProblem(texts.say(f"swap.wrong_{problem.field}"), detail)
+
+
+def _limit(problem: InputError, texts: Texts) -> str | None:
+    """The limit that an amount passes, in the asset that it is typed in; None: it passes none."""
+    limits, sent = problem.details or {}, problem.field == "amount"
+    names = {name: name if sent else RECEIVE_LIMITS[name] for name in LIMITS}
+    asset = limits.get("asset" if sent else "receiveAsset")
+    least = limits.get(names["minimum"])
+    most = limits.get(names["maxNow"], limits.get(names["maximum"]))
+    if isinstance(problem, AmountBelowMinimum) and least is not None:
+        return texts.say("swap.below" if sent else "swap.below_arriving", least=f"{least} {asset}")
+    if isinstance(problem, AmountAboveMaximum) and most is not None:
+        return texts.say("swap.above" if sent else "swap.above_arriving", most=f"{most} {asset}")
+    return None
 
 
 def refusal(error: ServiceError, texts: Texts) -> str:
