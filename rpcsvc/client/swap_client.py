@@ -292,8 +292,9 @@ class SwapClient:
         if expected is not None:
             terms = await self._check(placed, expected)
             network, most = terms.network, terms.deposit_amount
-        if swap.amount is not None:
-            most = x402.units_of(swap.amount)
+        named = swap.amount or swap.max_deposit
+        if named is not None:
+            most = min(most, x402.units_of(named))
         status = await self.status(placed.order_id)
         units = x402.units_of(status.amount_due or "0")
         if units > most:

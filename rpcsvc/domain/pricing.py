@@ -146,14 +146,13 @@ def exact_output(output: int, receive_amount: int, excess: int, *, is_priced: bo
     """The payout of an order for exactly ``receive_amount``, of which ``output`` is the price.
 
     Deposits of ``excess`` 0 are just what was asked for: what rounding left over stays with the
-    service. Deposits that are ``is_priced`` by their rates bring the amount each, in proportion:
-    rounding at several rates takes nothing of it.
+    service. Less than that never brings more, whatever its rates. Deposits that are ``is_priced``
+    by their rates bring the amount each, in proportion: rounding at several rates takes nothing of
+    it.
     """
-    if excess < 0:
-        return output
-    if is_priced:
+    if is_priced and excess >= 0:
         output = max(output, receive_amount)
-    return min(output, receive_amount) if excess == 0 else output
+    return output if excess > 0 else min(output, receive_amount)
 
 
 def keeps_proportion(

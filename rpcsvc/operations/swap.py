@@ -101,7 +101,7 @@ def quote_view(service: Service, quote: VenueQuote) -> models.Quote:
     payout = quote.payout_asset
     spread = quote.price.spread(quote.direction, quote.deposit.units)
     gas, lock_end = quote.funding_gas, quote.price_locked_until
-    exact = quote.receive_amount
+    exact = quote.exact_output
     return models.Quote(
         direction=quote.direction.value,
         chain=quote.chain.name,

@@ -78,7 +78,8 @@ class DepositWatcher:
         finality: FinalityLimits = FINAL_ONLY,
     ) -> None:
         self._finality = finality
-        self._awaiting_finality: set[DepositKey] = set()
+        # Those that have waited longest come first.
+        self._awaiting_finality: dict[DepositKey, None] = {}
         self._store = store
         self._engine = engine
         self._processor = processor
@@ -101,7 +102,12 @@ class DepositWatcher:
         )
         confirmed, done = await self._record(confirmable, confirming=True)
         # Only now may the engine forget them: every event above is committed.
-        await self._engine.acknowledge([*unattributed, *(sighting for _, sighting in done)])
+        await self._engine.acknowledge(
+            [
+                *unattributed,
+                *(item for _, item in done if item.key not in self._awaiting_finality),
+            ]
+        )
         self.progress.advance(found.complete_until, _remaining(observed, done))
         await self._free_final()
         return seen + confirmed
@@ -165,23 +171,28 @@ class DepositWatcher:
         """Bring the orders up to what the chain shows; confirm deposits only if ``confirming``.
 
         Returns the number of events, and the sightings that were recorded: the rest is for the next
-        pass.
+        pass. Deposits that wait for finality have a share of their own, in the order in which they
+        began to wait: else any twenty of them would keep the others of their order waiting.
         """
         count, recorded = 0, []
-        handled: Counter[str] = Counter()
-        for order_id, sighting in observed:
-            if handled[order_id] >= DEPOSITS_PER_PASS:
+        handled: Counter[tuple[str, bool]] = Counter()
+        for order_id, sighting in self._longest_waiting_first(observed):
+            share = (order_id, sighting.key in self._awaiting_finality)
+            if handled[share] >= DEPOSITS_PER_PASS:
                 continue
             step = (sighting.key, confirming)
             with self.quarantine.isolate(order_id, step):
                 events = await self._record_one(order_id, sighting, confirming=confirming)
                 count += events
-                handled[order_id] += events > 0
-            waits = confirming and sighting.key in self._awaiting_finality
-            handled[order_id] += waits
-            if not waits and not self.quarantine.is_broken(order_id, step):
+                handled[share] += events > 0
+            handled[share] += confirming and sighting.key in self._awaiting_finality
+            if not self.quarantine.is_broken(order_id, step):
                 recorded.append((order_id, sighting))
         return count, recorded
+
+    def _longest_waiting_first(self, observed: Observed) -> Observed:
+        ranks = {key: rank for rank, key in enumerate(self._awaiting_finality)}
+        return sorted(observed, key=lambda each: ranks.get(each[1].key, len(ranks)))
 
     async def _record_one(
         self, order_id: str, sighting: DepositSighting, *, confirming: bool
@@ -194,9 +205,12 @@ class DepositWatcher:
             order = await self._store.order(order_id)
             if order is None:
                 raise LookupError(f"order {order_id} has an address, but is not in the store")
+            changes = events_of(order, sighting, self._rate())
+            if not changes:
+                self._awaiting_finality.pop(sighting.key, None)  # another process has recorded it
             events = [
                 judged
-                for event in events_of(order, sighting, self._rate())
+                for event in changes
                 if (judged := await self._judged(order, event, confirming=confirming)) is not None
             ]
             try:
@@ -220,18 +234,18 @@ class DepositWatcher:
         waits until it is final, and the engine shows it again.
         """
         if not isinstance(event, DepositConfirmed):
-            self._awaiting_finality.discard(event.key)
+            self._awaiting_finality.pop(event.key, None)
             return event
         if not confirming:
             return None
         if await self._engine.is_final(event.key):
-            self._awaiting_finality.discard(event.key)
+            self._awaiting_finality.pop(event.key, None)
             return event
         if await self._may_count_early(order, event.key):
-            self._awaiting_finality.discard(event.key)
+            self._awaiting_finality.pop(event.key, None)
             return DepositConfirmed(event.key, is_final=False)
         if event.key not in self._awaiting_finality:
-            self._awaiting_finality.add(event.key)
+            self._awaiting_finality[event.key] = None
             log.info("deposit_awaits_finality", order_id=order.order_id, txid=event.key.txid)
         return None
 

@@ -137,7 +137,7 @@ class TermsMaker:
             refund_address=request.refund_address,
             price_locked_until=quote.price_locked_until,
             funding_gas=quote.funding_gas,
-            receive_amount=quote.receive_amount,
+            receive_amount=quote.exact_output,
         )
 
 

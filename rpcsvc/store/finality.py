@@ -22,7 +22,11 @@ _TAKE: Final = upsert(
 )
 _FREE: Final = f"DELETE FROM unfinal_deposits WHERE {_KEY}"
 _LOSE: Final = f"UPDATE unfinal_deposits SET lost_at = :at WHERE {_KEY}"
-_HOLD: Final = upsert("finality_holds", ("network", "until"), ("network",))
+_HOLD: Final = (
+    "INSERT INTO finality_holds (network, until) VALUES (:network, :until)"
+    " ON CONFLICT (network) DO UPDATE SET until = excluded.until"
+    " WHERE excluded.until > finality_holds.until"
+)
 # Runs after the row is added: a SELECT that does not find its row aborts the transaction.
 _WITHIN: Final = (
     "SELECT units FROM reservation_sums WHERE scope = 'unfinal' AND network = :sum"
@@ -34,8 +38,9 @@ _SUMS: Final = (
     "SELECT network, units FROM reservation_sums WHERE scope = 'unfinal' AND network IN :networks"
 )
 _COUNTED: Final = (
-    "SELECT network, txid, output_index FROM unfinal_deposits WHERE lost_at IS NULL"
-    " ORDER BY network, txid, output_index"
+    "SELECT network, txid, output_index FROM unfinal_deposits"
+    " JOIN deposits USING (network, txid, output_index)"
+    " WHERE lost_at IS NULL AND state = 'confirmed' ORDER BY network, txid, output_index"
 )
 # The index deposits_lost has the form of the first two conditions.
 _LOST: Final = (
@@ -77,7 +82,10 @@ class FinalityRows:
         return all(sums.get(name, 0) + exposure.units <= most for name, most in exposure.bounds)
 
     async def unfinal(self) -> list[DepositKey]:
-        """Return the deposits that count and are not final; the lost ones are left out."""
+        """Return the deposits that count and are not final.
+
+        Those that are lost are left out, and those that came back until they are confirmed again.
+        """
         rows = await self._db.fetch(_COUNTED)
         return [DepositKey(row["network"], row["txid"], row["output_index"]) for row in rows]
 

@@ -74,6 +74,19 @@ async def completed(client: SwapClient, placed: Placed) -> Status:
 # --- payments without faults ---
 
 
+async def test_client_signs_no_more_than_the_swaps_most(served: Served) -> None:
+    """Also where it does not verify answers."""
+    wallet = Wallet()
+    swap = Swap(
+        direction="u2x", chain="arbitrum", receive_amount="0.5", to=MONERO, max_deposit="10"
+    )
+    async with client_of(served.url, verify_answers=False) as client:
+        placed = await client.create(swap)
+        with pytest.raises(Unverified, match="More is due"):
+            await client.fund(swap, placed, wallet.address, wallet.sign)
+    assert wallet.signed == []
+
+
 async def test_client_pays_by_one_signature(served: Served) -> None:
     wallet, swap = Wallet(), wanted()
     async with client_of(served.url) as client:

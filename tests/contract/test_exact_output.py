@@ -21,7 +21,7 @@ from tests.contract.paying import finished, fund, header, offered, signed
 from tests.contract.serving import BACK, EVM, MONERO, SWAP, TOKEN, Answer, Served, serving
 from tests.contract.sidecar import STAGENET, beside
 from tests.contract.swap_clients import client_of
-from tests.contract.v1_api import v1_api
+from tests.contract.v1_api import V1Api, v1_api
 from tests.mcp import call as mcp_call
 from tests.rows import all_rows, one_row
 
@@ -492,13 +492,48 @@ async def test_sidecar_passes_the_amount_through(
         assert (await served.post("/sandbox/fund", {"orderId": here[0]})).status == 200
         done = (await finished(sidecar, order["orderId"]))["data"]
         assert done["order"]["actualOutput"] == units
-        refused = await over_http(sidecar, "quote", {**priced(swap), "receiveAmount": "0.01"})
+        little = {**swap, "receiveAmount": "0.01"}
+        planned = await over_http(sidecar, "plan", little)
+        assert problems(planned) == [("receiveAmount", "amount_below_minimum")]
+        refused = await over_http(sidecar, "quote", priced(little))
         assert problems(refused) == [("receiveAmount", "amount_below_minimum")]
+        assert refused["error"]["message"].count("to arrive") == 1
         asset = "USDC" if swap["direction"] == "x2u" else "XMR"
         limits = refused["error"]["details"]
         assert limits["receiveAsset"] == asset
         again = {**priced(swap), "receiveAmount": limits["receiveMinimum"]}
         assert (await over_http(sidecar, "quote", again))["ok"]
+
+
+def beside_v1(api: V1Api) -> dict[str, str]:
+    return {
+        "RPCSVC_ENGINE": "upstream",
+        "RPCSVC_UPSTREAM__URL": api.server.url,
+        "RPCSVC_UPSTREAM__DIALECT": "v1",
+        "RPCSVC_UPSTREAM__MONERO_NETWORK": "stagenet",
+    }
+
+
+async def test_sidecar_refuses_what_another_computed(tmp_path: Path, short_pauses: None) -> None:
+    """The one in the middle promises no more than its upstream does."""
+    swap = {**EXACT_BACK, "chain": "arbitrum", "to": STAGENET}
+    async with (
+        v1_api() as api,
+        serving(tmp_path / "central", beside_v1(api)) as central,
+        beside(central, tmp_path / "sidecar") as sidecar,
+    ):
+        refused = await over_http(sidecar, "create", swap)
+        assert refused["error"]["code"] == "unavailable"
+        assert central.count("orders") == 0
+
+
+async def test_digest_holds_while_others_ask_for_quotes(tmp_path: Path, short_pauses: None) -> None:
+    """Several deposits bring the amount; which one is found depends on the quote before."""
+    async with v1_api() as api, serving(tmp_path, beside_v1(api)) as sidecar:
+        quoted = (await over_http(sidecar, "quote", priced(EXACT)))["data"]
+        await over_http(sidecar, "quote", {**priced(EXACT), "receiveAmount": "150"})
+        made = await over_http(sidecar, "create", {**EXACT, "quoteDigest": quoted["quoteDigest"]})
+        assert made["data"]["quote"]["depositAmount"] == quoted["quote"]["depositAmount"]
 
 
 @pytest.mark.parametrize("swap", BOTH_WAYS, ids=["x2u", "u2x"])
@@ -507,28 +542,25 @@ async def test_sidecar_computes_the_deposit_by_quotes_of_its_upstream(
 ) -> None:
     swap = {**swap, "chain": "arbitrum", "to": EVM if swap["direction"] == "x2u" else STAGENET}
     wanted, step = int(UNITS[swap["direction"]]), STEP[swap["direction"]]
-    async with v1_api() as api:
-        environ = {
-            "RPCSVC_ENGINE": "upstream",
-            "RPCSVC_UPSTREAM__URL": api.server.url,
-            "RPCSVC_UPSTREAM__DIALECT": "v1",
-            "RPCSVC_UPSTREAM__MONERO_NETWORK": "stagenet",
-        }
-        async with serving(tmp_path, environ) as sidecar:
-            quote = (await over_http(sidecar, "quote", priced(swap)))["data"]["quote"]
-            assert quote["minReceived"] == swap["receiveAmount"]
-            received = USDC if swap["direction"] == "x2u" else XMR
-            assert wanted <= int(as_units(quote["expectedOutput"], received)) <= wanted + step
-            made = (await over_http(sidecar, "create", swap))["data"]["order"]
-            assert made["receiveAmount"] == str(wanted)
-            assert wanted <= int(made["expectedOutput"]) <= wanted + step
-            (order,) = api.orders.values()
-            assert order["depositAmount"] == made["depositAmount"]
-            assert api.sent("POST", "/v1/quote") <= 8
-            api.change = {"expectedOutput": str(wanted - 1)}
-            below = await over_http(sidecar, "create", swap)
-            assert below["error"]["code"] == "unavailable"
-            assert sidecar.count("orders") == 1
+    async with v1_api() as api, serving(tmp_path, beside_v1(api)) as sidecar:
+        quote = (await over_http(sidecar, "quote", priced(swap)))["data"]["quote"]
+        assert quote["expectedOutput"] == swap["receiveAmount"]
+        received = USDC if swap["direction"] == "x2u" else XMR
+        least = int(as_units(quote["minReceived"], received))
+        assert wanted * 98 // 100 < least < wanted, "its upstream promises 99 %"
+        assert "receiveAmount" not in quote
+        answer = (await over_http(sidecar, "create", swap))["data"]
+        made = answer["order"]
+        assert answer["quote"]["minReceived"] == quote["minReceived"]
+        assert "receiveAmount" not in made
+        assert wanted <= int(made["expectedOutput"]) <= wanted + step
+        (order,) = api.orders.values()
+        assert order["depositAmount"] == made["depositAmount"]
+        assert api.sent("POST", "/v1/quote") <= 8
+        api.change = {"expectedOutput": str(wanted - 1)}
+        below = await over_http(sidecar, "create", swap)
+        assert below["error"]["code"] == "unavailable"
+        assert sidecar.count("orders") == 1
 
 
 @pytest.mark.parametrize(
@@ -554,6 +586,28 @@ async def test_sidecar_makes_no_order_that_is_not_exact(
         refused = await over_http(sidecar, "create", EXACT)
         assert refused["error"]["code"] == "unavailable"
         assert (sidecar.count("orders"), central.count("orders")) == (0, 1)
+
+
+async def test_digest_bounds_an_order_that_is_asked_for_again(
+    tmp_path: Path, short_pauses: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outcome of the first call is not known; the second asks for a larger deposit."""
+    read = UpstreamOrder.read
+    changes = [{"expected_output": 1}, {"deposit_amount": 700_000_000_000}]
+    monkeypatch.setattr(
+        UpstreamOrder, "read", lambda answer: read(answer).model_copy(update=changes.pop(0))
+    )
+    async with (
+        serving(tmp_path / "central") as central,
+        beside(central, tmp_path / "sidecar") as sidecar,
+    ):
+        digest = (await over_http(sidecar, "quote", priced(EXACT)))["data"]["quoteDigest"]
+        swap = {**EXACT, "quoteDigest": digest}
+        for _ in range(2):
+            refused = await sidecar.post("/agent/swap/create", swap, idempotency_key=KEY)
+            assert refused.body["error"]["code"] == "unavailable"
+        assert changes == []
+        assert sidecar.count("orders") == 0
 
 
 async def test_token_callers_name_the_amount_too(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ class OnchainUniverse(Universe):
         Nobody does where gas rises: a branch deeper than finality may have the payment in a
         transaction with higher fees, which is another deposit for the service, and sent back.
         """
-        is_simple = self.chain_faults == ChainFaults() or self.chain_faults.gas > 0
+        is_simple = self.chain_faults == ChainFaults()
         return not is_simple and random.Random(f"{self.seed} {number} signs").random() < _SIGN
 
     async def _fund(self, chance: random.Random, **params: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def test_exact_output_is_never_below_for_a_priced_deposit(
 ) -> None:
     found = exact_output(output, wanted, excess, is_priced=is_priced)
     if excess < 0:
-        assert found == output
+        assert found == min(output, wanted)
     elif is_priced:
         assert found == (wanted if excess == 0 else max(output, wanted))
     else:
@@ -222,3 +222,16 @@ def test_exact_order_reserves_the_amount_and_its_fee(direction: Direction) -> No
     assert unfunded_units(order) == WANTED[direction] + agreed.price.payout_fee
     funded = funded_reservations_of(seen(order, 1, agreed.deposit_amount, NOW))
     assert funded[agreed.payout_network] == WANTED[direction] + agreed.price.payout_fee
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_less_than_due_pays_no_more_than_is_reserved(direction: Direction) -> None:
+    """At a better rate a unit less would else bring more than the whole deposit."""
+    agreed, better = exact(direction), moved(direction, 1_050)
+    order = open_order(agreed)
+    order = seen(order, 1, agreed.deposit_amount - 1, LOCK_END + 1, better)
+    reserved = funded_reservations_of(order)[agreed.payout_network]
+    order = settled(order, LOCK_END + 2)
+    over = transition(order, ev.DeadlinePassed(), (order.deadline_at or 0) + 1).order
+    assert paid(over) == WANTED[direction]
+    assert reserved == WANTED[direction] + agreed.price.payout_fee

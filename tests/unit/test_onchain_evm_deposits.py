@@ -174,6 +174,31 @@ async def test_confirmed_deposit_is_final_at_the_last_threshold(ledger: EvmDepos
     assert not await reader.scanner.is_final(key("nowhere"))
 
 
+@pytest.mark.parametrize("final", [8, DepthTag.FINALIZED])
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_deposit_off_the_chain_is_never_final(
+    ledger: EvmDepositLedger, final: int | DepthTag, *, is_listed: bool
+) -> None:
+    reader = Reader(ledger, thresholds=(Threshold(0, 1), Threshold(500, final)))
+    reader.chain.mine(count=50)
+    await reader.poll()
+    number = reader.chain.mine(("a", pays(5)))
+    assert await reader.poll() == {key("a"): CONFIRMED}
+    reader.chain.replace_from(number, 7)
+    reader.chain.mine(count=10)
+    reader.chain.finalized = number + 1
+    if is_listed:
+        reader.chain.missing = {number}
+    else:
+        reader.chain.behind = 15  # of several nodes behind one address, the one that lists lags
+    assert await reader.poll() == {}
+    assert not await reader.scanner.is_final(key("a"))
+    reader.chain.behind, reader.chain.missing = 0, set()
+    found = [await reader.poll() for _ in range(3)]
+    assert {key("a"): REMOVED} in found
+    assert not await reader.scanner.is_final(key("a"))
+
+
 async def test_tagged_deposit_is_watched_until_it_is_final(ledger: EvmDepositLedger) -> None:
     tiers = (Threshold(0, 1), Threshold(500, DepthTag.SAFE), Threshold(900, DepthTag.FINALIZED))
     reader = Reader(ledger, thresholds=tiers)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from structlog.testing import LogCapture
 
 from rpcsvc.domain.order import DepositKey, DepositState
@@ -822,3 +823,17 @@ async def test_deposit_that_stayed_unconfirmed_leaves_with_its_block(rig: Rig) -
     rig.chain.pool.clear()
     rig.chain.mine(empty=740)
     assert await rig.poll() == {"t1": REMOVED}
+
+
+async def test_confirmed_deposit_stays_so_when_settings_ask_for_more(rig: Rig) -> None:
+    rig.chain.mine(paid("t1", 5 * XMR), empty=2)
+    assert await rig.poll() == {"t1": CONFIRMED}
+    more = structs.replace(OPTIONS, thresholds=(Threshold(0, 5),))
+    connection = MoneroConnection(rig.node, rig.wallet, rig.ledger, more)  # type: ignore[arg-type]
+    rig.scanner = DepositScanner(connection, rig.ledger, Clock(), more)
+    assert await rig.poll() == {"t1": CONFIRMED}
+    # In another block it has to be that deep once more.
+    rig.chain.pop(3)
+    rig.chain.mine(empty=1)
+    rig.chain.mine(rig.chain.pool[0], empty=2)
+    assert await rig.poll() == {"t1": SEEN}

@@ -111,6 +111,7 @@ class QuoteRequest(Struct, frozen=True):
     arrive exactly.
 
     ``to``: where the payout of an order goes that waits for the quote; empty for a quote alone.
+    ``most``: deposit units that an order for what is to arrive may ask for, by earlier quotes.
     ``client``: whose unfunded orders bound the amount. ``pays_gas``: gas of a signed payment of the
     deposit (x402) is part of the price.
     """
@@ -122,6 +123,7 @@ class QuoteRequest(Struct, frozen=True):
     to: str = ""
     client: Client = SOCKET
     pays_gas: bool = False
+    most: int = MAX_UNITS
 
     @property
     def is_exact(self) -> bool:
@@ -166,7 +168,7 @@ class OrderRequest(Struct, frozen=True):
         """The quote that the order needs."""
         return QuoteRequest(
             self.direction, self.chain, self.amount, self.integrator, self.to, self.client,
-            self.pays_gas,
+            self.pays_gas, self.most,
         )  # fmt: skip
 
 
@@ -176,7 +178,7 @@ class VenueQuote(Struct, frozen=True):
     ``seconds``: how long the swap takes, typically. ``price_locked_until`` (ms): how long an order
     at this quote keeps its rate; None if unknown. ``funding_gas``: USDC units of gas for a signed
     payment that are part of the price and of a refund's fee; 0 if the caller did not ask for it.
-    ``receive_amount``: what the deposit pays exactly, if the caller named that; else None.
+    ``receive_amount``: what the caller wants to arrive exactly; None where the deposit is named.
     """
 
     direction: Direction
@@ -193,6 +195,11 @@ class VenueQuote(Struct, frozen=True):
     price_locked_until: int | None = None
     funding_gas: int = 0
     receive_amount: int | None = None
+
+    @property
+    def exact_output(self) -> int | None:
+        """Return the payout units that the deposit pays exactly; None where less may arrive."""
+        return self.receive_amount if self.receive_amount == self.min_received else None
 
     @property
     def deposit_asset(self) -> Asset:

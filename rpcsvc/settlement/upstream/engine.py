@@ -101,8 +101,8 @@ class UpstreamEngine:
         self._upstream = upstream
         self.watch = watch
         self.chains = chains
-        # The last price of each direction: deposit and payout units.
-        self._last: dict[Direction, tuple[int, int]] = {}
+        # The last price of each direction and chain: deposit and payout units.
+        self._last: dict[tuple[Direction, str], tuple[int, int]] = {}
 
     # --- orders ---
 
@@ -125,14 +125,17 @@ class UpstreamEngine:
         """Count orders of an earlier process, by their age, for the limit of creations."""
         self._creations.remember(ages_ms)
 
-    async def quote(self, request: UpstreamRequest) -> Offer:
-        """The price of a swap. Raises errors.ServiceError."""
+    async def quote(self, request: UpstreamRequest, most: int = MAX_UNITS) -> Offer:
+        """The price of a swap. Raises errors.ServiceError.
+
+        ``most``: the deposit units of an earlier quote for the same that is to arrive, if any.
+        """
         # An upstream need not read longer numbers; its limit is below this one.
         amount = request.amount
         request = replace(request, amount=Money(min(amount.units, MAX_UNITS), amount.asset))
         try:
             if request.is_exact and not self.takes_exact:
-                found = await self._exact_quote(request)
+                found = await self._exact_quote(request, most)
             else:
                 found = await self._quote(request)
         except UpstreamError as error:
@@ -140,10 +143,14 @@ class UpstreamEngine:
         rate = implied_rate(request.direction, found.from_amount, found.to_amount)
         if found.to_amount <= 0 or rate > MAX_UNITS:
             raise Unavailable("The service that settles this gives no price now.")
+        output = found.to_amount
+        if request.is_exact:
+            # A deposit that was found by quotes may bring a unit's worth more.
+            output = request.amount.units
         return Offer(
             found.from_amount,
-            found.to_amount,
-            request.amount.units if request.is_exact else found.min_received,
+            output,
+            min(found.min_received, output),
             found.estimated_seconds,
             found.funding_gas,
         )
@@ -151,20 +158,26 @@ class UpstreamEngine:
     async def _quote(self, request: UpstreamRequest) -> answers.UpstreamQuote:
         urgency = Urgency.CREATION if request.to else Urgency.ROUTINE
         found = await self._upstream.quote(request, urgency)
-        self._last[request.direction] = found.from_amount, found.to_amount
+        self._last[request.direction, request.chain.name] = found.from_amount, found.to_amount
         return found
 
-    async def _exact_quote(self, request: UpstreamRequest) -> answers.UpstreamQuote:
-        """The quote of a deposit that brings what is to arrive, found by other quotes."""
+    async def _exact_quote(self, request: UpstreamRequest, most: int) -> answers.UpstreamQuote:
+        """The quote of a deposit that brings what is to arrive, found by other quotes.
+
+        More than one deposit does, so that of an earlier quote is asked first: while the rate stays
+        it is the one that is found again.
+        """
         asset, wanted = deposit_asset(request.direction), request.amount.units
 
         async def quoted(units: int) -> answers.UpstreamQuote:
             return await self._quote(replace(request, amount=Money(units, asset)))
 
-        if request.direction not in self._last:
+        if most < MAX_UNITS:
+            return await exact_quote(wanted, most, wanted, quoted)
+        if (request.direction, request.chain.name) not in self._last:
             least = 2 * request.chain.min_swap_usd * ONE_USDC
             await quoted(ONE_XMR if asset is XMR else max(least, _FIRST_USDC))
-        return await exact_quote(wanted, *self._last[request.direction], quoted)
+        return await exact_quote(wanted, *self._last[request.direction, request.chain.name], quoted)
 
     async def create(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
         """Make the order. Raises CreationUnknown, and errors.ServiceError when none was made."""

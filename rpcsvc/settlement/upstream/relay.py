@@ -151,9 +151,9 @@ class Relay:
     ) -> tuple[RelayRecord, Created]:
         """Make the order at the upstream, under our id; the caller commits it with the record.
 
-        ``least``: payout units that it must bring, ``most_gas``: USDC units of gas that it may
-        bear, and ``most_deposit``: deposit units that it may ask for, by the quote that was just
-        given; a call that is made again had another one. Raises
+        ``least``: payout units that it must bring, and ``most_gas``: USDC units of gas that it may
+        bear, by the quote that was just given; a call that is made again had another one.
+        ``most_deposit``: deposit units that it may ask for, also then. Raises
         Unavailable while the outcome of an earlier call is not known, or that of this one is not,
         and of an order that nobody should pay for; StaleWrite, before anybody is asked, where the
         bounds do not hold any more or the key's call is made elsewhere;
@@ -191,7 +191,7 @@ class Relay:
             record, state=RelayState.CREATED, upstream_id=created.upstream_id, raw=created.raw
         )
         if resumed:
-            least, most_gas, most_deposit = 0, MAX_UNITS, MAX_UNITS
+            least, most_gas = 0, MAX_UNITS
         flaw = _flaw(created, least, most_gas, most_deposit, self._clock.now_ms())
         if flaw is not None:
             await self._leave(made, flaw)

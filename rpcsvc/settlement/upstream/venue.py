@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 import structlog
@@ -93,7 +93,8 @@ class UpstreamVenue(Venue):
     @override
     async def check_amount(self, direction: Direction, chain: Chain, amount: Money) -> None:
         # The upstream refuses what is outside its limits.
-        await self._upstream.quote(UpstreamRequest(direction, chain, amount))
+        with self._by_field(QuoteRequest(direction, chain, amount)):
+            await self._upstream.quote(UpstreamRequest(direction, chain, amount))
 
     @override
     async def amounts(self, client: Client) -> Mapping[tuple[Direction, Chain], tuple[int, int]]:
@@ -121,21 +122,28 @@ class UpstreamVenue(Venue):
         asked = UpstreamRequest(
             request.direction, request.chain, named, request.to, pays_gas=request.pays_gas
         )
-        try:
-            offer = await self._upstream.quote(asked)
+        with self._by_field(request):
+            offer = await self._upstream.quote(asked, request.most)
             require_storable(named)
             quote = _quote(request, offer, self._clock.now_ms())
             admission = await self._require(request, quote.deposit, _worth(quote))
+        return quote, admission
+
+    @contextmanager
+    def _by_field(self, request: QuoteRequest) -> Iterator[None]:
+        """Refuse an amount to arrive by its own field."""
+        try:
+            yield
         except (AmountBelowMinimum, AmountAboveMaximum) as refusal:
             if not request.is_exact:
                 raise
+            begins = f"For {request.amount.display()} to arrive: "
             raise type(refusal)(
-                f"For {named.display()} to arrive: {refusal.message}",
+                begins + refusal.message.removeprefix(begins),
                 field=request.amount_field,
-                received=named.text(),
+                received=request.amount.text(),
                 details=refusal.details,
             ) from refusal
-        return quote, admission
 
     async def _require(self, request: QuoteRequest, amount: Money, worth: int) -> Admission:
         client = request.client
@@ -172,11 +180,12 @@ class UpstreamVenue(Venue):
             refund_address=request.refund_address,
             pays_gas=request.pays_gas,
         )
-        least = max(quote.min_received, request.least) if quote else 0
+        wanted = quote.receive_amount or quote.min_received if quote else 0
+        least = max(wanted, request.least) if quote else 0
         most_gas = quote.funding_gas if quote else MAX_UNITS
-        most_deposit = MAX_UNITS
-        if quote is not None and request.priced.is_exact:
-            most_deposit = min(request.most, mul_div_ceil(quote.deposit.units, *_MORE_DEPOSIT))
+        most_deposit = request.most
+        if quote is not None and request.priced.is_exact and not is_in_doubt:
+            most_deposit = min(most_deposit, mul_div_ceil(quote.deposit.units, *_MORE_DEPOSIT))
         reservation = self._reservation(request, quote, admission.client)
         fresh = Asking(named.order_id, reservation, admission)
         record, created = await self._relay.create(
@@ -228,7 +237,10 @@ class UpstreamVenue(Venue):
         """Return the order as the upstream has agreed to it; its price may have moved since the
         quote.
         """
-        agreed = _agreed(request.priced, quote, created, self._clock.now_ms())
+        is_promised = request.priced.is_exact and self._upstream.takes_exact
+        agreed = _agreed(
+            request.priced, quote, created, self._clock.now_ms(), is_promised=is_promised
+        )
         named = OrderIds(record.order_id, record.session_id)
         terms = replace(
             self._maker.terms(request, agreed, named, created.deposit_address),
@@ -347,14 +359,24 @@ def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> VenueQuote
 
 
 def _agreed(
-    request: QuoteRequest, quote: VenueQuote | None, created: Created, now: int
+    request: QuoteRequest,
+    quote: VenueQuote | None,
+    created: Created,
+    now: int,
+    *,
+    is_promised: bool,
 ) -> VenueQuote:
-    """Return the terms that the upstream has agreed to; ``quote``, if any, bounds them."""
+    """Return the terms that the upstream has agreed to; ``quote``, if any, bounds them.
+
+    ``is_promised``: the upstream has promised what is to arrive, and not only quoted it.
+    """
     output, as_of = created.expected_output, quote.rate.as_of if quote else now
     if output is None:
         return _quote(request, None, as_of)
     least, seconds = (quote.min_received, quote.seconds) if quote else (0, _USUAL_SECONDS)
     if request.is_exact:
-        least = request.amount.units
+        output = request.amount.units
+    if is_promised:
+        least = output
     offer = Offer(created.deposit, output, min(least, output), seconds, created.funding_gas)
     return _quote(request, offer, as_of)

@@ -87,6 +87,19 @@ async def test_small_deposits_are_paid_within_the_bound(make: Make) -> None:
     assert await exchange.problems() == []
 
 
+async def test_second_loss_never_shortens_the_wait(make: Make) -> None:
+    exchange = make()
+    for name in ("a", "b"):
+        await pay(exchange, name, 100)
+    await exchange.settle()
+    first, second = exchange.chains.placed
+    await exchange.processor.apply("ord_a", ev.DepositRemoved(first))
+    until = await exchange.store.held_until("arbitrum", NOW)
+    hasty = make(replace(LIMITS, hold_ms=HOUR))
+    await hasty.processor.apply("ord_b", ev.DepositRemoved(second))
+    assert await exchange.store.held_until("arbitrum", NOW) == until == NOW + 24 * HOUR
+
+
 async def test_attempt_whose_deposit_was_spent_is_found(make: Make, database: Tables) -> None:
     exchange, ledger = make(), EvmPaymentLedger(database)
     await pay(exchange, "a", 100)
@@ -124,7 +137,7 @@ async def test_without_limits_an_order_waits_for_finality(make: Make) -> None:
     exchange.chains.grow("arbitrum", 18)
     await exchange.settle()
     assert await status(exchange, "a") == [OrderStatus.DEPOSIT_DETECTED]
-    assert exchange.watcher.progress.lagging == {"ord_a"}
+    assert exchange.watcher.progress.lagging == frozenset(), "it is on record"
     exchange.chains.grow("arbitrum")
     await exchange.settle()
     assert await status(exchange, "a") == [DONE]
@@ -257,6 +270,34 @@ async def test_many_waiting_deposits_are_looked_at_in_turn(make: Make) -> None:
     with patch.object(TieredChains, "is_final", is_final):
         await exchange.settle()
     assert len(asked) == DEPOSITS_PER_PASS
+
+
+async def test_waiting_dust_keeps_no_other_deposit_waiting(make: Make) -> None:
+    exchange = make()
+    order = await exchange.open("a", U2X, "arbitrum", 100 * USD)
+    block = exchange.chains.grow("arbitrum")
+    for number in range(3 * DEPOSITS_PER_PASS):
+        key = exchange.chains.pay("arbitrum", f"dust{number}", order.terms.deposit_address, 1)
+        exchange.chains.placed[key].block = block
+    exchange.chains.heights["arbitrum"] = block
+    exchange.chains.pay("arbitrum", "tx", order.terms.deposit_address, 100 * USD)
+    for _ in range(5):
+        await exchange.settle()
+    assert await status(exchange, "a") == [DONE]
+
+
+async def test_returned_deposit_stays_at_risk_until_it_is_confirmed(make: Make) -> None:
+    exchange = make()
+    await pay(exchange, "a", 100)
+    await exchange.settle()
+    (key,) = exchange.chains.placed
+    await exchange.processor.apply("ord_a", ev.DepositRemoved(key))
+    await exchange.processor.apply("ord_a", ev.DepositSeen(key, 100 * USD, "sender", NOW))
+    assert await exchange.store.at_risk() == {("arbitrum", "counted"): 100 * USD}
+    assert await exchange.store.unfinal() == []
+    await exchange.processor.apply("ord_a", ev.DepositConfirmed(key))
+    assert await exchange.store.at_risk() == {}
+    assert await exchange.problems() == []
 
 
 async def test_written_off_loss_is_reported_no_more(make: Make, database: Tables) -> None:

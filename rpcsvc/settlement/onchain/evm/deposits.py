@@ -138,6 +138,8 @@ class EvmDepositScanner:
         self._span = WIDEST_LOG_RANGE
         self._height = -1
         self._recorded_height = -1
+        # The newest block up to which each deposit on record was compared with the chain.
+        self._compared_height = -1
         self._tagged: Mapping[DepthTag, int] = {}
         self._recorded_tagged: Mapping[DepthTag, int] = {}
         self._missing: Set[str] = frozenset()
@@ -201,11 +203,15 @@ class EvmDepositScanner:
         return 0 if number is None else max(0, height - number + 1)
 
     async def is_final(self, key: DepositKey) -> bool:
-        """Return whether the deposit was as deep at the last scan as the last threshold asks."""
+        """Return whether the deposit was as deep at the last scan as the last threshold asks.
+
+        Not while that scan did not show that its block is on the chain.
+        """
         height, tagged = self._recorded_height, self._recorded_tagged
+        compared = self._compared_height
         number = await self._block_of(key)
         final = self._network.thresholds[-1].depth
-        return number is not None and _is_at(final, number, height, tagged)
+        return number is not None and number <= compared and _is_at(final, number, height, tagged)
 
     async def _block_of(self, key: DepositKey) -> int | None:
         """Return the block of a deposit; None when it is gone, or was missing at the last scan."""
@@ -232,6 +238,8 @@ class EvmDepositScanner:
         await self._remember(scanned, states)
         self._missing, self._recorded_height = scanned.missing, self._height
         self._recorded_tagged = self._tagged
+        compared = scanned.reached if scanned.settled else scanned.fork
+        self._compared_height = compared.number
         await self._plan_move(scanned)
         has_all = scanned.reached.number >= head.number
         if scanned.settled and has_all and self._connection.stall() is None:

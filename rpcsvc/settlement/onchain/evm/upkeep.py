@@ -364,7 +364,7 @@ class EvmUpkeep:
             _ended_key(payment.payment_id),
             f"payment {payment.payment_id} was failed and a reorganisation of {self._network.name}"
             f" took its block: later payments wait for nonce {payment.nonce}; unless it is mined"
-            " again, send no ether from the hot wallet to itself with that nonce",
+            " again, send 0 ether from the hot wallet to itself with that nonce",
         )
 
 

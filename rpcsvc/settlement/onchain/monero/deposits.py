@@ -444,6 +444,9 @@ class DepositScanner:
     def _is_deep(self, item: DepositRecord, totals: Mapping[int, int], view: ChainView) -> bool:
         """Whether a deposit has the confirmations that its address's total requires, and is not
         locked.
+
+        One that is confirmed stays so while its block stays: settings that ask for more take back
+        nothing that was paid out for.
         """
         found = view.chain.get(item.txid)
         if found is None or found.height is None:
@@ -451,7 +454,8 @@ class DepositScanner:
         # A later deposit to the address asks no more confirmations of one that is confirmed.
         total = item.units if was_confirmed(item) else totals[item.minor]
         needed = self._options.required_confirmations(total)
-        deep = view.info.height - found.height >= needed
+        stays = was_confirmed(item) and item.height == found.height <= self._fork
+        deep = stays or view.info.height - found.height >= needed
         return deep and not is_timelocked(item.unlock_time, view.info.height, view.now_ms)
 
     # --- on record -----------------------------------------------------------------------------
