@@ -1,6 +1,7 @@
 """A deep reorg drops a deposit and its settled sweep while the service runs.
 
-Counted on the chain: the deposit is swept once, and payouts continue without the operator.
+Counted on the chain: the deposit is swept once. An audit in the meantime may pause payouts, until
+the operator has looked.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import until
+from tests.regtest.commands import command
 from tests.regtest.daemons import mined
 from tests.regtest.evm_payer import GWEI
 from tests.regtest.exchange import USDC, Exchange, create, reaches, swept
@@ -60,6 +62,14 @@ async def was_refused(stack: Exchange) -> bool:
     return receipt is not None and not receipt.ok
 
 
+async def look_and_resume(stack: Exchange) -> None:
+    """Resume payouts if an audit has found the deposit gone, for as long as it was away."""
+    reason = PauseSwitch(stack.data_dir).reason()
+    if reason is not None:
+        assert "deposit_lost" in reason
+        assert (await command(stack, "payouts", "resume")).status == 0
+
+
 async def test_deposit_reorged_with_its_sweep_is_swept_again(
     stack: Exchange, wallet: WalletClient
 ) -> None:
@@ -81,11 +91,13 @@ async def test_deposit_reorged_with_its_sweep_is_swept_again(
 
         async def is_home() -> bool:
             await stack.mine_in_time()
+            await look_and_resume(stack)
             return [state for state, *_ in sweeps(stack)] == ["void", "done"]
 
         await until(is_home, seconds=60)
         assert await stack.token.balance(made["depositAddress"]) == 0
         assert await stack.token.balance(stack.treasury) == held
+        await look_and_resume(stack)
         await well(at)
         assert PauseSwitch(stack.data_dir).reason() is None
         assert await asyncio.to_thread(at.stop) == 0
