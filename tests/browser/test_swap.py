@@ -172,7 +172,7 @@ async def test_tab_reaches_all_of_the_swap_form(browser: Browser, served: Served
     async with reading(browser, served.url) as page:
         await page.goto(f"{served.url}/swap?example=x2u")
         expected = await page.evaluate(USABLE)
-        assert len(expected) == 9
+        assert len(expected) == 10
         reached = []
         for _ in expected:
             await page.keyboard.press("Tab")
