@@ -160,7 +160,6 @@ async def longest_turn(served: Served, requests: list[bytes], kept: int) -> tupl
     return max(after - before for before, after in pairwise(turns)), statuses
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kept"),
     [

@@ -21,7 +21,7 @@ from tests.contract.good_addresses import with_formats
 from tests.contract.serving import Served, serving
 
 ROOT = Path(__file__).parents[2]
-SEED = "20260102"
+SEED = "20261128"
 SWAP, FAULT = f"{API_ROOT}/agent/swap", f"{API_ROOT}/sandbox/fault"
 PHASES_OF_ONE = "examples,coverage,fuzzing"
 PHASES = f"{PHASES_OF_ONE},stateful"
@@ -87,7 +87,6 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
     return process.returncode or 0, output.decode()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("examples", "selection"),
     [
@@ -96,6 +95,7 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
             80,
             ("--exclude-path", FAULT, "--exclude-path-regex", f"^{BFF_ROOT}", "--phases", PHASES),
             id="all but faults",
+            marks=pytest.mark.slow,
         ),
         # No links lead to these, so there are no sequences of calls to try.
         pytest.param(80, ("--include-path", FAULT, "--phases", PHASES_OF_ONE), id="faults"),
@@ -103,6 +103,7 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
             60,
             ("--include-path-regex", f"^{BFF_ROOT}", "--phases", PHASES_OF_ONE),
             id="bff",
+            marks=pytest.mark.slow,
         ),
     ],
 )

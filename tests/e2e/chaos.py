@@ -139,8 +139,10 @@ class KillableService:
 
 
 def _is_alarm(line: str) -> bool:
+    """Whether a line tells of more than what the faults do: they take deposits after payouts."""
     try:
-        return json.loads(line).get("level") in _ALARMS
+        said = json.loads(line)
+        return said.get("level") in _ALARMS and said.get("event") != "deposit_lost"
     except json.JSONDecodeError:
         return True  # a traceback, or a last message
 
