@@ -92,7 +92,7 @@ class Operator:
             await self._row.resume()
 
     async def drill(self) -> None:
-        """Pause now and then, whatever is under way; a look resumes."""
+        """Pause payouts at random times, whatever is under way; a look resumes them."""
         while True:
             await asyncio.sleep(10 + 100 * self._chance.random())
             if not self._universe.is_striking or not self._is_busy:
@@ -107,7 +107,7 @@ class Operator:
             self._is_drill = False
 
     async def withdraw(self) -> None:
-        """Take money out now and then: ask until there is an answer, perhaps twice at once."""
+        """Take money out at random times: ask until there is an answer, perhaps twice at once."""
         left = {network: list(amounts) for network, amounts in _AMOUNTS.items()}
         while True:
             await asyncio.sleep(5 + 40 * self._chance.random())
