@@ -17,7 +17,12 @@ from rpcsvc.domain.authorizations import (
 )
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import AGENT_STATE_OF, DepositState, Order
-from rpcsvc.errors import OrderNotFundable, PaymentRefused, PaymentRequired
+from rpcsvc.errors import (
+    IdempotencyConflict,
+    OrderNotFundable,
+    PaymentRefused,
+    PaymentRequired,
+)
 from rpcsvc.operations.models import FundingResult, PaymentResponse
 from rpcsvc.operations.ordering import status_answer
 from rpcsvc.operations.params import FundingParams
@@ -26,6 +31,7 @@ from rpcsvc.operations.swap import find_order, look_again
 from rpcsvc.operations.views import may_fund
 from rpcsvc.operations.x402 import (
     EXACT,
+    FIELD,
     PaymentRequirements,
     network_id,
     read_payment,
@@ -47,7 +53,8 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer[Fu
     """Submit the signed payment; without one, raise PaymentRequired that says what to sign.
 
     Raises OrderNotFound, InvalidInput for a malformed payment, PaymentRefused for an unsuitable
-    one, and OrderNotFundable. A repeated payment gets the current outcome.
+    one, IdempotencyConflict for a name that stands for another one, and OrderNotFundable. A
+    repeated payment gets the current outcome.
     """
     order = await find_order(service, params.order_id)
     authorizations = service.venue.authorizations
@@ -57,6 +64,8 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer[Fu
     known = None if payment is None else await authorizations.find(order, payment.signed)
     if payment is not None and known is not None and _is_repeated(known, order, payment.signed):
         return await _outcome(service, authorizations, order, known)
+    if payment is not None and payment.payment_id is not None:
+        await _require_unnamed(authorizations, payment.signed, payment.payment_id)
     record = await authorizations.unresolved(order.order_id)
     if payment is None:
         if record is not None:
@@ -76,7 +85,9 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer[Fu
     if wrong is not None:
         raise _refused(service.views, order, offer, wrong)
     try:
-        paid = await authorizations.pay(order, payment.signed, call.client, service.waits)
+        paid = await authorizations.pay(
+            order, payment.signed, payment.payment_id, call.client, service.waits
+        )
     except AuthorizationRefused as error:
         raise _refused(service.views, order, offer, error.refusal) from None
     service.wake()
@@ -86,6 +97,18 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer[Fu
 def _is_repeated(known: AuthorizationRecord, order: Order, signed: SignedAuthorization) -> bool:
     """Return whether a payment is the one on record under its nonce."""
     return known.order_id == order.order_id and known.signed.is_same_payment(signed)
+
+
+async def _require_unnamed(
+    authorizations: Authorizations, signed: SignedAuthorization, payment_id: str
+) -> None:
+    """Raise IdempotencyConflict for a name under which the payer has signed something else."""
+    if await authorizations.is_named(signed, payment_id):
+        raise IdempotencyConflict(
+            f"The payer has signed another payment as {payment_id}. Send that payment again to"
+            " learn what became of it, or sign this one with a new id.",
+            details={"fields": [f"{FIELD}.payload"]},
+        )
 
 
 async def _outcome(

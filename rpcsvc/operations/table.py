@@ -272,6 +272,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
         examples=(Example("what to sign", {"orderId": "$orderId"}),),
         errors=(
             *_CHECK_ERRORS,
+            "idempotency_conflict",
             "order_not_fundable",
             "payment_required",
             "payment_refused",

@@ -1,7 +1,7 @@
 """The objects of x402 version 2, scheme exact, by EIP-3009, read strictly.
 
-Source: the x402 specification, version 2, "PaymentRequired", "PaymentPayload", "SettlementResponse"
-and the scheme "exact" on EVM.
+Source: the x402 specification, version 2, "PaymentRequired", "PaymentPayload",
+"SettlementResponse", the scheme "exact" on EVM, and the extension "payment-identifier".
 """
 
 from __future__ import annotations
@@ -28,6 +28,27 @@ EXACT: Final = "exact"
 EIP3009: Final = "eip3009"
 _MOST_DEPTH: Final = 8
 _LONGEST_SIGNATURE: Final = 8_192
+PAYMENT_IDENTIFIER: Final = "payment-identifier"
+_PAYMENT_ID: Final = "^[a-zA-Z0-9_-]+$"
+_SHORTEST_ID: Final = 16
+_LONGEST_ID: Final = 128
+_IDENTIFIER_OFFER: Final[Json] = {
+    "info": {"required": False},
+    "schema": {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {
+            "required": {"type": "boolean"},
+            "id": {
+                "type": "string",
+                "minLength": _SHORTEST_ID,
+                "maxLength": _LONGEST_ID,
+                "pattern": _PAYMENT_ID,
+            },
+        },
+        "required": ["required"],
+    },
+}
 # The length of the longest uint256; values above 2^256 - 1 are refused when they are read.
 _UINT: Final = r"^(0|[1-9][0-9]{0,77})$"
 
@@ -83,6 +104,33 @@ class ExactPayload(X402):
     authorization: PaymentAuthorization
 
 
+class Extensible(X402):
+    """A part to which others may add properties."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class PaymentIdentifierInfo(Extensible):
+    """The payer's name for a payment, under which the payer pays once."""
+
+    required: bool
+    id: Annotated[
+        str | None, Field(pattern=_PAYMENT_ID, min_length=_SHORTEST_ID, max_length=_LONGEST_ID)
+    ] = None
+
+
+class PaymentIdentifier(Extensible):
+    """The extension "payment-identifier" of a payment."""
+
+    info: PaymentIdentifierInfo
+
+
+class Extensions(Extensible):
+    """The extensions of a payment, of which others are left unread."""
+
+    payment_identifier: Annotated[PaymentIdentifier | None, Field(alias=PAYMENT_IDENTIFIER)] = None
+
+
 class PaymentPayload(X402):
     """A payment. ``accepted`` is the entry of ``accepts`` that it is for."""
 
@@ -90,7 +138,13 @@ class PaymentPayload(X402):
     accepted: PaymentRequirements
     payload: ExactPayload
     resource: dict[str, Any] | None = None
-    extensions: dict[str, Any] | None = None
+    extensions: Extensions | None = None
+
+    @property
+    def payment_id(self) -> str | None:
+        """The payer's name for the payment, if it has one."""
+        named = self.extensions and self.extensions.payment_identifier
+        return named.info.id if named else None
 
     @property
     def signed(self) -> SignedAuthorization:
@@ -190,6 +244,7 @@ def required(url: str, description: str, offer: PaymentRequirements, error: str 
         "error": error or "PAYMENT-SIGNATURE header is required",
         "resource": {"url": url, "description": description, "mimeType": "application/json"},
         "accepts": [offer.model_dump(by_alias=True)],
+        "extensions": {PAYMENT_IDENTIFIER: _IDENTIFIER_OFFER},
     }
 
 

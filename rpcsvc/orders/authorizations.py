@@ -144,8 +144,17 @@ class Authorizations:
         """Return the record of an authorization with this payer and nonce, for any order."""
         return await self._store.find(self._key(order, signed))
 
+    async def is_named(self, signed: SignedAuthorization, payment_id: str) -> bool:
+        """Return whether the payer has a payment of this name on record, for any order."""
+        return await self._store.is_named(evm_checksum(signed.authorization.source), payment_id)
+
     async def pay(
-        self, order: Order, signed: SignedAuthorization, client: Client, waits: Waits
+        self,
+        order: Order,
+        signed: SignedAuthorization,
+        payment_id: str | None,
+        client: Client,
+        waits: Waits,
     ) -> AuthorizationRecord:
         """Put an authorization of the due amount on record, and send it if this replica settles.
 
@@ -155,7 +164,7 @@ class Authorizations:
         """
         now = asyncio.get_running_loop().time
         deadline = now() + OUTCOME_SECONDS
-        record, carried = await self._send(order, signed, client)
+        record, carried = await self._send(order, signed, payment_id, client)
         if carried is None or carried.state is not AuthorizationState.RECORDED:
             return carried or record
         # The settling process carries on with it meanwhile, this one or another.
@@ -167,7 +176,7 @@ class Authorizations:
             return record
 
     async def _send(
-        self, order: Order, signed: SignedAuthorization, client: Client
+        self, order: Order, signed: SignedAuthorization, payment_id: str | None, client: Client
     ) -> tuple[AuthorizationRecord, AuthorizationRecord | None]:
         """The authorization as it was recorded, and as ``_carry_on`` gives it."""
         key = self._key(order, signed)
@@ -175,7 +184,12 @@ class Authorizations:
             raise Unavailable("The same payment is being carried out. Ask for the order's status.")
         is_gas_paid = order.terms.funding_gas > 0
         record = AuthorizationRecord(
-            key, order.order_id, signed, self._clock.now_ms(), is_gas_paid=is_gas_paid
+            key,
+            order.order_id,
+            signed,
+            self._clock.now_ms(),
+            is_gas_paid=is_gas_paid,
+            payment_id=payment_id,
         )
         self._in_hand.add(key)
         try:

@@ -17,7 +17,7 @@ from rpcsvc.store.database import Row, Statement, Tables, from_row, insert, to_r
 _KEY: Final = ("network", "asset", "payer", "nonce")
 _COLUMNS: Final = (
     *_KEY, "order_id", "recipient", "units", "valid_after", "valid_before", "signature",
-    "is_gas_paid", "created_at", "state", "txid", "reason",
+    "is_gas_paid", "created_at", "state", "txid", "reason", "payment_id",
 )  # fmt: skip
 _TABLE: Final = "funding_authorizations"
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM {_TABLE}"
@@ -63,7 +63,8 @@ class AuthorizationState(StrEnum):
 class AuthorizationRecord(Struct, frozen=True):
     """An authorization that is to pay an order. ``reason`` says why it failed.
 
-    ``is_gas_paid``: the order bears the gas; otherwise the service gives it away.
+    ``is_gas_paid``: the order bears the gas; otherwise the service gives it away. ``payment_id``:
+    the payer's name for the payment, which stands for one payment of this payer.
     """
 
     key: AuthorizationKey
@@ -74,6 +75,7 @@ class AuthorizationRecord(Struct, frozen=True):
     txid: str | None = None
     reason: str | None = None
     is_gas_paid: bool = False
+    payment_id: str | None = None
 
 
 class ClientDay(NamedTuple):
@@ -94,6 +96,12 @@ class AuthorizationStore:
         """The authorization under a key."""
         row = await self._db.fetch_one(f"{_SELECT} WHERE {_IS_KEY}", **key._asdict())
         return _record(row) if row else None
+
+    async def is_named(self, payer: str, payment_id: str) -> bool:
+        """Return whether a payer has a payment of this name on record."""
+        where = "WHERE payer = :payer AND payment_id = :payment_id"
+        sql = f"SELECT 1 FROM {_TABLE} {where}"
+        return await self._db.fetch_one(sql, payer=payer, payment_id=payment_id) is not None
 
     async def unresolved(self) -> list[AuthorizationRecord]:
         """Return the authorizations that are RECORDED or SENT, oldest first."""
@@ -119,7 +127,7 @@ class AuthorizationStore:
         """Put an authorization on record, durably, and count it for its client.
 
         Raises StaleWrite when the order is at another version, has an unresolved authorization, the
-        key is taken, or the client may send no more.
+        key or the payer's name for it is taken, or the client may send no more.
         """
         order = {"order_id": record.order_id, "version": order_version}
         statements = [

@@ -13,6 +13,12 @@ from typing import Any
 
 import pytest
 from eth_account import Account
+from x402.extensions.payment_identifier import (
+    PAYMENT_IDENTIFIER,
+    append_payment_identifier_to_extensions,
+    declare_payment_identifier_extension,
+    is_payment_identifier_required,
+)
 from x402.mcp.types import MCPToolResult
 from x402.mcp.utils import (
     extract_payment_required_from_result,
@@ -50,7 +56,7 @@ from tests.mcp import call, meta
 from tests.signature_forms import forms
 
 Json = dict[str, Any]
-
+VALID_ID = "pay_7d5d747be160e280504c099d984bcfe0"
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCKS = re.findall(
@@ -254,6 +260,72 @@ async def test_nonce_of_another_order_is_refused(served: Served) -> None:
     assert answer.status == 402
     reported = answer.body["error"]["details"]["paymentRequired"]["error"]
     assert reported == "invalid_exact_evm_nonce_already_used"
+
+
+# --- the payer's name for a payment ----------------------------------------------------------
+
+
+def named(payment: Json, payment_id: Any) -> Json:
+    """The payment under a name, as a client of the extension payment-identifier writes it."""
+    extensions = {PAYMENT_IDENTIFIER: declare_payment_identifier_extension()}
+    if payment_id is VALID_ID:
+        append_payment_identifier_to_extensions(extensions, payment_id)
+    else:
+        extensions[PAYMENT_IDENTIFIER]["info"]["id"] = payment_id
+    return {**payment, "extensions": extensions}
+
+
+async def test_offer_declares_payment_identifiers(served: Served) -> None:
+    """As the reference server declares them."""
+    offer = await offered(served, await new_order(served))
+    declared = offer["extensions"][PAYMENT_IDENTIFIER]
+    assert declared == declare_payment_identifier_extension()
+    assert is_payment_identifier_required(declared) is False
+
+
+async def test_named_payment_that_is_repeated_gets_its_outcome(served: Served) -> None:
+    order_id = await new_order(served)
+    payment = named(await signed(await offered(served, order_id)), VALID_ID)
+    first, again = [await fund(served, order_id, **header(payment)) for _ in range(2)]
+    assert (first.status, again.status) == (200, 200)
+    response = "PAYMENT-RESPONSE"
+    assert first.headers[response] == again.headers[response]
+    assert len(debits(served)) == 1
+
+
+async def test_payer_pays_once_under_a_name(served: Served) -> None:
+    """For any order."""
+    first, second = await new_order(served), await new_order(served)
+    paid = named(await signed(await offered(served, first)), VALID_ID)
+    assert (await fund(served, first, **header(paid))).status == 200
+    other = await signed(await offered(served, second))
+    refused = await fund(served, second, **header(named(other, VALID_ID)))
+    assert (refused.status, refused.body["error"]["code"]) == (409, "idempotency_conflict")
+    assert "with a new id" in refused.body["error"]["message"]
+    assert len(debits(served)) == 1
+    assert (await fund(served, second, **header(named(other, "b" * 16)))).status == 200
+
+
+async def test_payers_do_not_take_each_others_names(served: Served) -> None:
+    first, second = await new_order(served), await new_order(served)
+    paid = named(await signed(await offered(served, first)), VALID_ID)
+    assert (await fund(served, first, **header(paid))).status == 200
+    stranger = x402_client(Account.from_key(b"\x09" * 32))
+    offer = read_required(await offered(served, second))
+    payload = await stranger._client.create_payment_payload(offer)
+    other = dict(payload.model_dump(by_alias=True, exclude_none=True))
+    assert (await fund(served, second, **header(named(other, VALID_ID)))).status == 200
+
+
+@pytest.mark.parametrize("payment_id", ["short", "a" * 129, "sixteen letters!", 1234567890123456])
+async def test_malformed_name_of_a_payment_is_named(served: Served, payment_id: Any) -> None:
+    order_id = await new_order(served)
+    payment = named(await signed(await offered(served, order_id)), payment_id)
+    answer = await fund(served, order_id, **header(payment))
+    assert (answer.status, answer.body["error"]["code"]) == (400, "invalid_input")
+    field = answer.body["error"]["field"]
+    assert field == "payment.extensions.payment-identifier.info.id"
+    assert debits(served) == []
 
 
 # --- unknown and failed ----------------------------------------------------------------------

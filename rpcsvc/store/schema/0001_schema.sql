@@ -642,18 +642,22 @@ CREATE TABLE funding_authorizations (
     state        TEXT    NOT NULL CHECK (state IN ('recorded', 'sent', 'credited', 'failed')),
     txid         TEXT,
     reason       TEXT,
+    -- the payer's name for the payment, if it has one (x402, extension payment-identifier)
+    payment_id   TEXT,
     UNIQUE (network, asset, payer, nonce),
     CHECK (state NOT IN ('sent', 'credited') OR txid IS NOT NULL)
 ) STRICT;
 
 -- Which payments of gas are for an authorization whose order bears it.
 CREATE INDEX funding_by_recipient ON funding_authorizations (recipient) WHERE is_gas_paid = 1;
+CREATE UNIQUE INDEX funding_by_payment_id ON funding_authorizations (payer, payment_id)
+    WHERE payment_id IS NOT NULL;
 CREATE UNIQUE INDEX funding_unresolved ON funding_authorizations (order_id)
     WHERE state IN ('recorded', 'sent');
 
 CREATE TRIGGER authorizations_keep_what_was_signed BEFORE UPDATE OF
     seq, network, asset, payer, nonce, order_id, recipient, units, valid_after, valid_before,
-    signature, is_gas_paid, created_at
+    signature, is_gas_paid, created_at, payment_id
 ON funding_authorizations
 BEGIN SELECT RAISE(ABORT, 'an authorization keeps what was signed'); END;
 
