@@ -27,17 +27,19 @@ from rpcsvc.strict_json import Json
 ErrorClass = type[ServiceError]
 JSON: Final = "application/json"
 _BASE64: Final = "^[A-Za-z0-9+/]+={0,2}$"
+# The default response, which stands once for each surface.
 ANY_CALL: Final = frozenset(
     {
         errors.TlsRequired,
         errors.MisdirectedRequest,
         errors.MethodNotAllowed,
         errors.InternalError,
+        errors.PayloadTooLarge,
+        errors.UnsupportedMediaType,
     }
 )
 # An unknown field, a query that names one twice; and the store may be down for any of them.
 ANY_OPERATION: Final = (errors.InvalidInput, errors.InvalidRequest, errors.Unavailable)
-ANY_BODY: Final = (errors.InvalidJson, errors.PayloadTooLarge, errors.UnsupportedMediaType)
 
 
 class Surface(Struct, frozen=True):
@@ -67,7 +69,7 @@ def refused_with(site: Site, surface: Surface, operation: Operation) -> list[Err
     found = [by_code[code] for code in operation.errors]
     found += [*ANY_OPERATION, *ANY_CALL, *surface.more]
     if operation.method == "POST":
-        found += ANY_BODY
+        found.append(errors.InvalidJson)
     if site.rate_limit.enabled:
         found.append(errors.RateLimited)
     return list(dict.fromkeys(found))
