@@ -323,8 +323,10 @@ async def test_malformed_name_of_a_payment_is_named(served: Served, payment_id: 
     payment = named(await signed(await offered(served, order_id)), payment_id)
     answer = await fund(served, order_id, **header(payment))
     assert (answer.status, answer.body["error"]["code"]) == (400, "invalid_input")
-    field = answer.body["error"]["field"]
-    assert field == "payment.extensions.payment-identifier.info.id"
+    assert (
+        answer.body["validationErrors"][0]["field"]
+        == "payment.extensions.payment-identifier.info.id"
+    )
     assert debits(served) == []
 
 
