@@ -41,12 +41,13 @@ _SHOWN: Final = 100
 
 _METHODS: Final = "GET, HEAD, POST"
 _REQUEST_HEADERS: Final = (
-    "content-type, idempotency-key, if-none-match, last-event-id, payment-signature, x-api-key,"
-    " x-request-id"
+    "content-type, idempotency-key, if-none-match, last-event-id, payment-authorization,"
+    " payment-signature, x-api-key, x-request-id"
 )
 _RESPONSE_HEADERS: Final = (
-    "etag", "idempotent-replayed", "link", "payment-required", "payment-response", "ratelimit",
-    "ratelimit-policy", "retry-after", "www-authenticate", "x-request-id",
+    "etag", "idempotent-replayed", "link", "payment-receipt", "payment-required",
+    "payment-response", "ratelimit", "ratelimit-policy", "retry-after", "www-authenticate",
+    "x-request-id",
 )  # fmt: skip
 _PREFLIGHT_SECONDS: Final = 86_400
 _ALLOW_ORIGIN: Final = "access-control-allow-origin"

@@ -1,5 +1,7 @@
 """x402 over HTTP and MCP: reads the payment of a request, and writes its outcome to the answer.
 
+Over HTTP the same payment may come in the headers of MPP.
+
 Source: the x402 specification, version 2, transports "HTTP" and "MCP".
 """
 
@@ -11,6 +13,7 @@ import orjson
 from aiohttp import web
 
 from rpcsvc.errors import InvalidInput, PaymentRequired
+from rpcsvc.http import mpp
 from rpcsvc.operations.service import Reply
 from rpcsvc.operations.x402 import FIELD, encoded
 from rpcsvc.strict_json import Json
@@ -31,20 +34,32 @@ def with_payment(request: web.Request, params: dict[str, Any]) -> dict[str, Any]
             field=_VERSION_1,
             allowed=[SIGNATURE],
         )
-    given = request.headers.getall(SIGNATURE, ())
+    given: list[str | Json] = [*request.headers.getall(SIGNATURE, ())]
+    usual = filter(mpp.is_credential, request.headers.getall(mpp.USUAL, ()))
+    credentials = [*request.headers.getall(mpp.CREDENTIAL, ()), *usual]
+    given += map(mpp.read_credential, credentials)
     if not given:
         return params
     if len(given) > 1 or FIELD in params:
-        raise InvalidInput(f"Send one payment: as the header {SIGNATURE}.", field=FIELD)
+        raise InvalidInput(
+            f"Send one payment: as the header {SIGNATURE} or {mpp.CREDENTIAL}.", field=FIELD
+        )
     return {**params, FIELD: given[0]}
 
 
-def payment_headers(reply: Reply) -> dict[str, str]:
+def payment_headers(reply: Reply, request_id: str) -> dict[str, str]:
     """The headers of an answer that report a payment."""
     if isinstance(reply.error, PaymentRequired):
-        return {REQUIRED: encoded(dict(reply.error.required))}
+        required = dict(reply.error.required)
+        return {
+            REQUIRED: encoded(required),
+            "www-authenticate": mpp.challenge(required, request_id),
+        }
     if reply.settlement is not None and reply.settlement.response is not None:
-        return {RESPONSE: encoded(reply.settlement.response)}
+        return {
+            RESPONSE: encoded(reply.settlement.response),
+            mpp.RECEIPT: mpp.receipt(reply.settlement.response, reply.settlement.at),
+        }
     return {}
 
 

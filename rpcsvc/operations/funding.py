@@ -141,7 +141,7 @@ def _answer(service: Service, order: Order, record: AuthorizationRecord) -> Answ
         else "It is not known yet what became of the payment. Sign no other one: watch the order.",
     )
     return Answer(
-        AGENT_STATE_OF[order.status], data, [follow], settlement=X402Settlement(settlement)
+        AGENT_STATE_OF[order.status], data, [follow], settlement=X402Settlement(settlement, now)
     )
 
 

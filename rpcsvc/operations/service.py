@@ -334,9 +334,12 @@ class Call(Struct, frozen=True):
 
 
 class X402Settlement(Struct, frozen=True):
-    """The SettlementResponse of an x402 payment; None while the outcome is unknown."""
+    """The SettlementResponse of an x402 payment, None while the outcome is unknown, as at ``at``
+    (ms since the epoch).
+    """
 
     response: PaymentResponse | None
+    at: int
 
 
 class Answer(Struct, Generic[D], frozen=True):

@@ -564,7 +564,8 @@ async def test_cors_admits_any_origin_to_the_agent_api_and_documents(
     assert {"GET", "HEAD", "POST"} == set(asked.headers["access-control-allow-methods"].split(", "))
     allowed = set(asked.headers["access-control-allow-headers"].split(", "))
     assert allowed == {
-        "content-type", "idempotency-key", "if-none-match", "last-event-id", "payment-signature",
+        "content-type", "idempotency-key", "if-none-match", "last-event-id",
+        "payment-authorization", "payment-signature",
         "x-api-key", "x-request-id",
     }  # fmt: skip
     assert "access-control-allow-credentials" not in asked.headers
@@ -574,7 +575,7 @@ async def test_cors_admits_any_origin_to_the_agent_api_and_documents(
     assert {
         "x-service-signature", "x-service-signing-kid", "x-request-id", "idempotent-replayed",
         "retry-after", "ratelimit", "ratelimit-policy", "etag", "payment-required",
-        "payment-response",
+        "payment-response", "payment-receipt", "www-authenticate",
     } <= exposed  # fmt: skip
 
 

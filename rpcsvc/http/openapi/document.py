@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from rpcsvc import errors
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.http import schemas, x402
+from rpcsvc.http import mpp, schemas, x402
 from rpcsvc.http.documents import links
 from rpcsvc.http.documents.agent import description, quickstart
 from rpcsvc.http.documents.recording import of_site
@@ -425,7 +425,7 @@ def _parameters(site: Site, operation: Operation) -> list[Json]:
     if operation.idempotent:
         found.append(parameter_ref("IdempotencyKey"))
     if operation.payable:
-        found.append(parameter_ref("PaymentSignature"))
+        found += [parameter_ref("PaymentSignature"), parameter_ref("PaymentAuthorization")]
     return found
 
 
@@ -480,7 +480,8 @@ def _goods(site: Site, surface: Surface, operation: Operation) -> Json:
     if not operation.payable:
         return {"200": good}
     unknown = "It is not known yet what became of the payment: sign no other, watch the order."
-    settled = {**headers, x402.RESPONSE: header_ref(x402.RESPONSE)}
+    paid = {name: header_ref(name) for name in (x402.RESPONSE, mpp.RECEIPT)}
+    settled = {**headers, **paid}
     pending = response(unknown, surface.answer(operation), headers)
     return {"200": {**good, "headers": settled}, "202": pending}
 

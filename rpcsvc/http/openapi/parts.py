@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from rpcsvc import errors
 from rpcsvc.errors import ServiceError
-from rpcsvc.http import schemas, x402
+from rpcsvc.http import mpp, schemas, x402
 from rpcsvc.http.documents import links, signatures
 from rpcsvc.http.event_stream import LAST_EVENT_ID
 from rpcsvc.http.schemas import ref
@@ -133,7 +133,7 @@ def _headers_of(site: Site, group: tuple[ErrorClass, ...]) -> Json:
     named = {
         "Allow": (errors.MethodNotAllowed,),
         x402.REQUIRED: (errors.PaymentRequired,),
-        "WWW-Authenticate": (errors.Unauthorized,),
+        "WWW-Authenticate": (errors.Unauthorized, errors.PaymentRequired),
         "RateLimit": (budget,),
         "RateLimit-Policy": (budget,),
         "Retry-After": (errors.RateLimited, errors.Unavailable),
@@ -208,6 +208,13 @@ def shared_parameters() -> Json:
             " JSON; here or as `payment` in the body.",
             "schema": {"type": "string"},
         },
+        "PaymentAuthorization": {
+            "name": mpp.CREDENTIAL,
+            "in": "header",
+            "description": "The signed payment as a credential of the HTTP authentication scheme"
+            " Payment, instead of PAYMENT-SIGNATURE.",
+            "schema": {"type": "string"},
+        },
         "IfNoneMatch": {
             "name": "if-none-match",
             "in": "header",
@@ -229,7 +236,9 @@ def shared_headers(site: Site) -> Json:
         "Allow": _header("With 405: the HTTP methods of this path.", "^[A-Z]+(, ?[A-Z]+)*$"),
         "Retry-After": _header("Seconds to wait.", "^[1-9][0-9]*$", required=True),
         "WWW-Authenticate": _header(
-            "Which header the credential goes into.", '^ApiKey header="[a-z-]+"$', required=True
+            "Which header the credential goes into; with 402, the payment as a challenge of the"
+            " scheme Payment (MPP).",
+            '^(ApiKey|Payment) ', required=True
         ),
         "ETag": _header("The tag of these bytes.", '^"[0-9a-f]+"$', required=True),
         "Cache-Control": _header(
@@ -243,6 +252,10 @@ def shared_headers(site: Site) -> Json:
         x402.RESPONSE: _header(
             "SettlementResponse of x402 version 2, as Base64 of its JSON: `paymentResponse`.",
             _BASE64, required=True,
+        ),
+        mpp.RECEIPT: _header(
+            "Receipt of the scheme Payment, as Base64url of its JSON.", "^[A-Za-z0-9_-]+$",
+            required=True,
         ),
         **_signature_headers(site),
     }  # fmt: skip
