@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rpcsvc import strict_json
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import USDC
-from rpcsvc.domain.usdc import keccak256
 from rpcsvc.errors import InvalidInput, InvalidJson
 from rpcsvc.operations.models import PaymentResponse
 from rpcsvc.operations.x402 import EIP3009, EXACT, VERSION, PaymentRequirements, network_id
@@ -57,8 +56,6 @@ class _Request(_Part):
 
 
 class _Challenge(_Part):
-    id: Annotated[str, Field(max_length=128)]
-    realm: Annotated[str, Field(max_length=256)]
     method: Literal["evm"]
     intent: Literal["charge"]
     request: str
@@ -120,7 +117,11 @@ def is_credential(header: str) -> bool:
 
 
 def read_credential(header: str) -> Json:
-    """Read the payment of a credential, as PaymentPayload of x402. Raises InvalidInput."""
+    """Read the payment of a credential, as PaymentPayload of x402. Raises InvalidInput.
+
+    Which challenge it answers is not judged: clients hash ``id`` and ``realm`` in several ways, and
+    the payment has to be what is due now, to the order's own address.
+    """
     if not is_credential(header):
         raise _malformed("its scheme is not Payment")
     token = header.partition(" ")[2]
@@ -135,8 +136,6 @@ def read_credential(header: str) -> Json:
     signature, kind = payload.pop("signature", None), payload.pop("type", None)
     if kind != _BY_AUTHORIZATION:
         raise _malformed("payload.type is not authorization")
-    if payload.get("nonce") != _nonce(credential.challenge):
-        raise _malformed("payload.nonce is not the hash of the challenge's id and realm")
     return {
         "x402Version": VERSION,
         "accepted": {
@@ -151,10 +150,6 @@ def read_credential(header: str) -> Json:
         },
         "payload": {"signature": signature, "authorization": payload},
     }
-
-
-def _nonce(given: _Challenge) -> str:
-    return "0x" + keccak256(strict_json.dumps([given.id, given.realm])).hex()
 
 
 def _malformed(why: str) -> InvalidInput:

@@ -129,11 +129,10 @@ def _written(value: Any) -> str:
         lambda sent: _written([]),
         lambda sent: _written({**sent, "payload": None}),
         lambda sent: _written({**sent, "challenge": {**sent["challenge"], "method": "tempo"}}),
-        lambda sent: _written({**sent, "challenge": {**sent["challenge"], "id": "another"}}),
         lambda sent: _written({**sent, "challenge": {**sent["challenge"], "request": "e30"}}),
         lambda sent: _written({**sent, "payload": {**sent["payload"], "type": "transaction"}}),
         lambda sent: _written({**sent, "payload": {**sent["payload"], "value": 150_000_000}}),
-        lambda sent: _written({**sent, "payload": {**sent["payload"], "nonce": "0x" + "0" * 64}}),
+        lambda sent: _written({**sent, "payload": {**sent["payload"], "nonce": "0x" + "0" * 62}}),
     ],
 )
 async def test_malformed_credential_is_a_bad_request(served: Served, change: Any) -> None:
