@@ -47,6 +47,7 @@ from rpcsvc.operations.transfers import TRANSFERS, Transfers
 from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
 from rpcsvc.operations.webhooks import WEBHOOKS, event_body
 from rpcsvc.orders.idempotency import Idempotency
+from rpcsvc.orders.observed_times import ObservedTimes
 from rpcsvc.orders.policy import Orders, Policy, Retention
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
@@ -357,6 +358,7 @@ def _compose(
         ticket_budget=budget,
         client_secret=orders.secret,
         waits=waits,
+        observed=ObservedTimes(store, orders.clock),
         webhooks=Webhooks(
             _targets(settings),
             messages,

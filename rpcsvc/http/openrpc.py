@@ -91,7 +91,8 @@ def _introduction(site: Site) -> str:
             "POST JSON-RPC 2.0 as `application/json`. Params go by name. The result is the envelope"
             " of the operation, or of its failure. What an operation finds"
             " out by itself, an input that is wrong or an order that is not there, is a result"
-            " whose `ok` is false; JSON-RPC errors are for messages that can't be carried out."
+            " whose `ok` is false; JSON-RPC errors are for messages that can't be carried out, and"
+            " those of any method stand under `components.errors`."
             f" A batch may have {site.limits.batch} calls, a body {site.limits.body_bytes} bytes."
             " The schema `ErrorCode` says what each code means and what to do about it. Answers may"
             " gain fields, and states and codes may gain values, within this version: ignore what"
@@ -124,7 +125,6 @@ def _method(site: Site, operation: Operation, shared: Json) -> Json:
             "name": "answer",
             "schema": {"oneOf": [ref(schemas.envelope_name(operation)), ref("ErrorEnvelope")]},
         },
-        "errors": [{"$ref": f"#/components/errors/{cls.__name__}"} for cls in _CALL_ERRORS],
         "examples": _examples(site, operation),
     }
 
@@ -209,7 +209,7 @@ def _examples(site: Site, operation: Operation) -> list[Json]:
 def _good_example(site: Site, operation: Operation) -> str:
     """The place where an operation's answer is shown: the OpenAPI document, or the call itself."""
     path = f"{API_ROOT}{operation.path}"
-    if operation.method == "GET" and not operation.params.model_fields:
+    if operation.method == "GET" and operation.params.may_be_empty():
         return site.absolute(path)
     call = f"{path.replace('/', '~1')}/{operation.method.lower()}"
     content = "responses/200/content/application~1json/example"
@@ -255,7 +255,6 @@ def _discover() -> Json:
                 },
             },
         },
-        "errors": [{"$ref": f"#/components/errors/{cls.__name__}"} for cls in _CALL_ERRORS],
     }
 
 

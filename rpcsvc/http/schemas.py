@@ -229,7 +229,8 @@ def _envelope_parts() -> Json:
             optional=("allowed",),
         ),
         "NextAction": _described(
-            "A step to take. With operation and params it is a call that can be sent as it stands.",
+            "A step to take. With operation and params it is a call that can be sent as it stands."
+            " Lean answers leave out what name and order say: the description, the orderId.",
             {
                 "action": _text("A short name of the step."),
                 "description": _text("The step in words."),
@@ -240,7 +241,7 @@ def _envelope_parts() -> Json:
                     "description": "The operation's params.",
                 },
             },
-            optional=("operation", "params"),
+            optional=("description", "operation", "params"),
         ),
         "Envelope": _described(
             "What every answer has beside ok, operation and data.",

@@ -11,7 +11,7 @@ from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.operations import models
 from rpcsvc.operations.inputs import IDEMPOTENCY_KEY, LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.narrowing import Networks
-from rpcsvc.operations.params import NoParams
+from rpcsvc.operations.params import DetailParams
 from rpcsvc.operations.service import Answer, Call, Operation, Service, action
 from rpcsvc.operations.swap import DEPOSIT_POLICY
 from rpcsvc.orders.ports.venue import DirectionLimits, Market
@@ -22,7 +22,7 @@ _OBJECTS = {"type": "array", "items": {"type": "object"}}
 
 
 async def capabilities(
-    service: Service, _params: NoParams, call: Call
+    service: Service, _params: DetailParams, call: Call
 ) -> Answer[models.CapabilitiesResult]:
     """Chains, directions, limits at the current rate, operations and the deposit policy."""
     market, price_lock = await service.venue.market(call.client), service.venue.price_lock
@@ -44,7 +44,9 @@ async def capabilities(
     return Answer(AgentState.READY, data, [plan])
 
 
-async def schemas(service: Service, _params: NoParams, _call: Call) -> Answer[models.SchemasResult]:
+async def schemas(
+    service: Service, _params: DetailParams, _call: Call
+) -> Answer[models.SchemasResult]:
     """JSON Schemas of the params and result of every operation, and of the envelope."""
     networks = Networks(service.chains.all(), service.monero_networks)
     described = {

@@ -29,7 +29,9 @@ from rpcsvc.errors import (
     ServiceError,
 )
 from rpcsvc.operations.inputs import bare_key, is_session_id, parse_call
+from rpcsvc.operations.lean import lean_head
 from rpcsvc.operations.models import Result
+from rpcsvc.operations.params import DETAIL, LEAN
 from rpcsvc.operations.service import (
     Answer,
     Call,
@@ -65,8 +67,8 @@ def unobserved(_operation: str, _call: Call, _reply: Reply, _seconds: float | No
 class Envelope(Protocol):
     """Formats the answers of a table."""
 
-    def answer(self, operation: Operation, result: Outcome, call: Call) -> Reply:
-        """The reply with what a handler returned."""
+    def answer(self, operation: Operation, result: Outcome, call: Call, *, lean: bool) -> Reply:
+        """The reply with what a handler returned; ``lean`` if the caller asked for no more."""
         ...
 
     def refuse(self, operation: str, error: ServiceError, call: Call, params: Json) -> Reply:
@@ -80,13 +82,14 @@ class AgentEnvelope:
     def __init__(self, views: ViewContext) -> None:
         self._views = views
 
-    def answer(self, operation: Operation, result: Outcome, call: Call) -> Reply:
-        """The reply with what a handler returned."""
-        if isinstance(result, Stored):
-            return Reply(finish(result.head, call.request_id), replayed=result.replayed)
+    def answer(self, operation: Operation, result: Outcome, call: Call, *, lean: bool) -> Reply:
+        """The reply with what a handler returned; ``lean`` if the caller asked for no more."""
         if isinstance(result, Flat):
             raise TypeError(f"{operation.name}: a flat answer has no place in an envelope")
-        body = finish(head(operation.name, result), call.request_id)
+        whole = result.head if isinstance(result, Stored) else head(operation.name, result)
+        body = finish(lean_head(operation.result, whole) if lean else whole, call.request_id)
+        if isinstance(result, Stored):
+            return Reply(body, replayed=result.replayed)
         is_unknown = result.settlement is not None and result.settlement.response is None
         return Reply(body, 202 if is_unknown else 200, settlement=result.settlement)
 
@@ -100,7 +103,7 @@ class AgentEnvelope:
 class FlatEnvelope:
     """The format of the BFF: no envelope; errors have one key (spec 2.3)."""
 
-    def answer(self, operation: Operation, result: Outcome, _call: Call) -> Reply:
+    def answer(self, operation: Operation, result: Outcome, _call: Call, *, lean: bool) -> Reply:  # noqa: ARG002 - has one form only
         """The reply with what a handler returned."""
         if isinstance(result, Stored):
             return Reply(result.head, replayed=result.replayed)
@@ -129,7 +132,8 @@ class Dispatcher:
         try:
             parsed = await parse_call(operation.params, params, call, self._service)
             result = await operation.handler(self._service, parsed, call)
-            reply = self._envelope.answer(operation, result, call)
+            lean = vars(parsed).get(DETAIL) == LEAN
+            reply = self._envelope.answer(operation, result, call, lean=lean)
         except Exception as error:  # noqa: BLE001 - it is answered for, and logged
             reply = self._failed(operation, error, call, params)
         self._note(operation, reply, call, started)
@@ -229,6 +233,11 @@ def head(operation: str, answer: Answer[Any]) -> bytes:
             "data": answer.data,
         }
     )
+
+
+def with_data(head_bytes: bytes, name: str, value: bytes) -> bytes:
+    """The envelope without its request id, with one more field of ``data``, which has others."""
+    return b'%b,"%b":%b}}' % (head_bytes[:-2], name.encode(), value)
 
 
 def finish(head_bytes: bytes, request_id: str) -> bytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from inspect import cleandoc
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.json import schema_components
+from pydantic.alias_generators import to_camel
 
 from rpcsvc.domain.bridge import BridgeKind, BridgeStatus
 from rpcsvc.domain.order import (
@@ -34,19 +36,45 @@ _KINDS: Final = {
 
 
 class View(Struct, frozen=True, rename="camel"):
-    """A part of a result. Names are camelCase on the wire; an UNSET value is absent."""
+    """A part of a result. Names are camelCase on the wire; an UNSET value is absent.
+
+    ``lean`` names the fields that a lean answer keeps, unless they are null or empty; None: all.
+    ``part.field`` is kept of a part of this result only.
+    """
+
+    lean: ClassVar[tuple[str, ...] | None] = None
 
 
 def schema_of(view: type[Struct]) -> Json:
-    """Return the JSON Schema of a result, with those of its parts in ``$defs``."""
+    """Return the JSON Schema of a result, with those of its parts in ``$defs``.
+
+    Required are the fields that a lean answer has, too.
+    """
     _, parts = schema_components([view], ref_template="#/$defs/{name}")
+    leans = {each.__name__: each.lean for each in _views(View) if each.lean is not None}
     for name, part in parts.items():
         part["description"] = cleandoc(part["description"])
+        if name in leans:
+            kept = {to_camel(each) for each in (*Result.__struct_fields__, *leans[name])}
+            known = part["properties"]
+            part["required"] = [
+                each for each in part["required"] if each in kept and not _may_be_empty(known[each])
+            ]
         if name in _KINDS:  # whose values msgspec sorts
             part |= {"type": "string", "enum": list(_KINDS[name])}
         else:
             part["additionalProperties"] = False
     return {**parts.pop(view.__name__), "$defs": parts}
+
+
+def _may_be_empty(schema: Json) -> bool:
+    return schema.get("type") == "array" or {"type": "null"} in schema.get("anyOf", ())
+
+
+def _views(view: type[View]) -> Iterator[type[View]]:
+    for each in view.__subclasses__():
+        yield each
+        yield from _views(each)
 
 
 def about(text: str | None = None, **schema: Any) -> Meta:
@@ -121,6 +149,8 @@ class DirectionInfo(View, frozen=True):
 class ChainInfo(View, frozen=True):
     """A chain on which the service takes and pays USDC."""
 
+    lean = ("name", "chain_id", "token", "min_swap_usd")
+
     name: Annotated[str, about("The name to send as chain.")]
     chain_id: Annotated[int, about("The number to send as chain.", minimum=1)]
     aliases: Annotated[list[str], about("Other names that mean this chain.")]
@@ -176,6 +206,8 @@ class WebhookInfo(View, frozen=True):
 class CapabilitiesResult(Result, frozen=True):
     """The abilities of the service now."""
 
+    lean = ("engine", "directions", "chains", "limits", "rate")
+
     engine: str
     directions: list[DirectionInfo]
     chains: list[ChainInfo]
@@ -222,8 +254,35 @@ class QuoteFees(View, frozen=True):
     ] = UNSET
 
 
+class ObservedTimeView(View, frozen=True):
+    """Seconds that like orders of the last 14 days took, from the deposit's first sight until the
+    payout was final. Like orders have the direction, the chain, and about the size.
+    """
+
+    p50_seconds: Annotated[int, about("Half of them took no longer.")]
+    p95_seconds: Annotated[int, about("95 % of them took no longer.")]
+    samples: Annotated[int, about("How many orders that are.", minimum=20)]
+
+
+ObservedTime = Annotated[
+    ObservedTimeView | UnsetType | None,
+    about("Null below 20 samples. Up to a minute old; estimates are computed, this is measured."),
+]
+
+
 class Quote(View, frozen=True):
     """A price for an amount. Amounts are decimal strings; ``fees`` are in ``payoutAsset``."""
+
+    lean = (
+        "deposit_asset",
+        "deposit_amount",
+        "payout_asset",
+        "expected_output",
+        "min_received",
+        "rate",
+        "receive_amount",
+        "observed_time",
+    )
 
     direction: Direction
     chain: str
@@ -250,6 +309,21 @@ class Quote(View, frozen=True):
         Decimal | UnsetType | None,
         about("What the deposit pays exactly; there if the caller named it."),
     ] = UNSET
+    observed_time: ObservedTime = UNSET
+
+
+Percent = Annotated[
+    str, about("In percent, such as -0.25.", pattern=r"^-?(0|[1-9][0-9]*)(\.[0-9]{1,4})?$")
+]
+
+
+class QuoteChange(View, frozen=True):
+    """Changes since an earlier quote. Null: its digest does not say."""
+
+    quoted_at: Time
+    rate: Percent | None
+    expected_output: Percent | None
+    deposit_amount: Percent | None
 
 
 class QuoteResult(Result, frozen=True):
@@ -263,6 +337,9 @@ class QuoteResult(Result, frozen=True):
             " refused if its terms would be worse."
         ),
     ]
+    changed: Annotated[
+        QuoteChange | UnsetType | None, about("There if requoteOf named an earlier quote.")
+    ] = UNSET
 
 
 class Intent(View, frozen=True):
@@ -298,6 +375,8 @@ PriceLockedUntil = Annotated[
 
 class FundingInstructions(View, frozen=True):
     """The amount that the user has to send, where and until when (design part 3)."""
+
+    lean = ("deposit_address", "amount", "asset", "network", "price_locked_until")
 
     deposit_address: str
     amount: Decimal
@@ -346,11 +425,32 @@ ExactAmount = Annotated[
 ]
 
 
+AttestationDigest = Annotated[
+    str,
+    about(
+        "In lean answers, in place of attestation: its SHA-256, base64url.",
+        pattern="^[A-Za-z0-9_-]{43}$",
+    ),
+]
+
+
 class OrderView(View, frozen=True, kw_only=True):
     """An order, and its deadline while its status is not terminal (spec 2.4).
 
     Amounts are atomic units as strings, as in the BFF.
     """
+
+    lean = (
+        "order_id",
+        "status",
+        "expected_output",
+        "actual_output",
+        "error_message",
+        "receive_amount",
+        "expires_at",
+        "refund_address",
+        "attestation_digest",
+    )
 
     order_id: OrderId
     status: OrderStatus
@@ -384,10 +484,13 @@ class OrderView(View, frozen=True, kw_only=True):
         str | UnsetType | None,
         about("The order's terms, signed: a compact JWS; there while money is awaited."),
     ] = UNSET
+    attestation_digest: AttestationDigest | UnsetType | None = UNSET
 
 
 class OrderResult(Result, frozen=True):
     """A new order with its quote and funding instructions."""
+
+    lean = ("order", "order.checkout_url", "funding_instructions", "quote")
 
     order: OrderView
     funding_instructions: FundingInstructions
@@ -396,6 +499,8 @@ class OrderResult(Result, frozen=True):
 
 class DepositView(View, frozen=True):
     """A deposit on record. ``use``: undecided, payout, refund or dust."""
+
+    lean = ("amount", "status")
 
     txid: str
     amount: Decimal
@@ -409,6 +514,8 @@ class DepositView(View, frozen=True):
 
 class TransferView(View, frozen=True):
     """A payout or refund on record."""
+
+    lean = ("kind", "amount", "asset", "status", "txid")
 
     kind: TransferKind
     address: str
@@ -442,6 +549,17 @@ class ReceiptView(View, frozen=True):
 class StatusResult(Result, frozen=True):
     """An order's current state. ``cursor`` is that of its last event."""
 
+    lean = (
+        "order",
+        "cursor",
+        "funding_instructions",
+        "deposits",
+        "transfers",
+        "outcome",
+        "action_required",
+        "observed_time",
+    )
+
     order: OrderView
     cursor: Cursor
     funding_instructions: Annotated[
@@ -466,6 +584,7 @@ class StatusResult(Result, frozen=True):
         ReceiptView | None,
         about("Proof of the payout, once completed on a real network; else null."),
     ]
+    observed_time: Annotated[ObservedTime, about("Absent once the order is over.")] = UNSET
 
 
 class PaymentResponse(View, frozen=True):

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_origi
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from typing_extensions import override
 
 from rpcsvc.domain.money import LONGEST_AMOUNT, USDC, XMR, decimal_pattern
 from rpcsvc.domain.payment_check import TRANSACTION_KEYS, require_no_secret, require_unsigned
@@ -112,6 +113,15 @@ OrderId = Annotated[
     str, Field(description="The order's id.", json_schema_extra={"pattern": ORDER_ID_PATTERN})
 ]
 
+DETAIL, FULL, LEAN = "detail", "full", "lean"
+Detail = Annotated[
+    Literal["full", "lean"],
+    Field(
+        description="How much data comes back. lean: only what the next call needs; the default"
+        " over MCP. full: all of it; the default elsewhere."
+    ),
+]
+
 
 def plain_types(annotation: Any) -> Iterator[Any]:
     """The plain types that a field accepts, extracted from unions, literals and annotations."""
@@ -158,9 +168,28 @@ class Params(BaseModel):
         return []
 
     @classmethod
+    def may_be_empty(cls) -> bool:
+        """Return whether a call may leave all of them out."""
+        return not any(info.is_required() for info in cls.model_fields.values())
+
+    @classmethod
     def input_schema(cls, networks: Networks) -> Json:
         """The JSON Schema of the params on these networks, as strict as possible."""
         return narrowing.narrowed(cls.model_json_schema(by_alias=True), cls.cases(networks))
+
+
+class CallParams(Params):
+    """Params of an operation of the agent API, which answers as fully as it is asked to."""
+
+    detail: Detail | None = None
+
+    @classmethod
+    @override
+    def input_schema(cls, networks: Networks) -> Json:
+        schema = super().input_schema(networks)
+        properties = schema["properties"]
+        properties["detail"] = properties.pop("detail")  # after the operation's own
+        return schema
 
 
 _URL: Json = {"pattern": URL_PATTERN, "maxLength": LONGEST_URL}
@@ -234,7 +263,11 @@ class NoParams(Params):
     """An operation without inputs."""
 
 
-class PlanParams(Params):
+class DetailParams(CallParams):
+    """Nothing but how much of the answer is wanted."""
+
+
+class PlanParams(CallParams):
     """The known inputs of a swap: every field is optional (spec 2.3)."""
 
     model_config = ConfigDict(title="PlanRequest")
@@ -262,10 +295,8 @@ class PlanParams(Params):
         return [case | one for case in (*known, {"properties": unknown})]
 
 
-class QuoteParams(Params):
-    """An amount to price (spec 2.3)."""
-
-    model_config = ConfigDict(title="SwapRequestBase")
+class PricedParams(CallParams):
+    """A swap with its amount."""
 
     one_of = _AMOUNTS
 
@@ -282,7 +313,25 @@ class QuoteParams(Params):
         return [_swap_case(direction, networks) | needed for direction in DirectionKind]
 
 
-class SwapParams(QuoteParams):
+class QuoteParams(PricedParams):
+    """An amount to price (spec 2.3)."""
+
+    model_config = ConfigDict(title="SwapRequestBase")
+
+    requote_of: (
+        Annotated[
+            str,
+            Field(
+                description="The quoteDigest of an earlier quote of this swap. The answer says in"
+                " percent what changed since.",
+                pattern=DIGEST_PATTERN,
+            ),
+        ]
+        | None
+    ) = None
+
+
+class SwapParams(PricedParams):
     """An order to make (spec 2.3)."""
 
     model_config = ConfigDict(title="SwapRequest")
@@ -304,7 +353,7 @@ class SwapParams(QuoteParams):
     ) = None
 
 
-class StatusParams(Params):
+class StatusParams(CallParams):
     """Which order, and optionally the destination that it must have."""
 
     order_id: OrderId
@@ -327,7 +376,7 @@ class StatusParams(Params):
     ) = None
 
 
-class EventsParams(Params):
+class EventsParams(CallParams):
     """Which order's events, from where on, and how long to wait for the next one."""
 
     model_config = ConfigDict(title="EventsRequest")
@@ -340,7 +389,7 @@ class EventsParams(Params):
     wait_sec: WaitSec = 0
 
 
-class CancelParams(Params):
+class CancelParams(CallParams):
     """Which order to end, and the session that it was made in."""
 
     model_config = ConfigDict(title="CancelRequest")
@@ -349,7 +398,7 @@ class CancelParams(Params):
     session_id: SessionId
 
 
-class ListParams(Params):
+class ListParams(CallParams):
     """Which session's orders, and which page of them."""
 
     model_config = ConfigDict(title="ListRequest")
@@ -374,7 +423,7 @@ _TRANSACTION: Json = {
 }
 
 
-class CheckParams(Params):
+class CheckParams(CallParams):
     """A payment that is about to be signed: one of transaction, paymentUri, or the four that
     describe it.
     """
@@ -442,7 +491,7 @@ class CheckParams(Params):
                 require_no_secret(value, name[:LONGEST_NAME])
 
 
-class DeliveriesParams(Params):
+class DeliveriesParams(CallParams):
     """Which order's webhook, and the session that it was made in."""
 
     model_config = ConfigDict(title="WebhookDeliveriesRequest")
@@ -451,7 +500,7 @@ class DeliveriesParams(Params):
     session_id: SessionId
 
 
-class FundingParams(Params):
+class FundingParams(CallParams):
     """Which order to pay, and the signed payment; without one the answer says what to sign."""
 
     model_config = ConfigDict(title="FundingRequest")
@@ -466,7 +515,7 @@ class FundingParams(Params):
     ] = None
 
 
-class RefundAddressParams(Params):
+class RefundAddressParams(CallParams):
     """Where a refund goes that waits for an address, of an order that was made without one."""
 
     model_config = ConfigDict(title="RefundAddressRequest")
@@ -479,7 +528,7 @@ class RefundAddressParams(Params):
     ]
 
 
-class SupportParams(Params):
+class SupportParams(CallParams):
     """A ticket to open (spec 2.3). With the order's own sessionId, walletAddress sets where a
     refund goes that waits for an address.
     """
@@ -508,7 +557,7 @@ class SupportParams(Params):
     ) = None
 
 
-class FundParams(Params):
+class FundParams(CallParams):
     """A simulated deposit; ``amount`` is what is still due if left out."""
 
     model_config = ConfigDict(title="FundRequest")
@@ -522,7 +571,7 @@ class FundParams(Params):
         return [{"properties": {"amount": narrowing.amount(XMR, USDC)}}]
 
 
-class FaultParams(Params):
+class FaultParams(CallParams):
     """A simulated fault."""
 
     model_config = ConfigDict(title="FaultRequest")

@@ -28,6 +28,7 @@ from rpcsvc.ids import RandomBytes
 from rpcsvc.operations.models import EventView, PaymentResponse, Result
 from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
+from rpcsvc.orders.observed_times import ObservedTimes
 from rpcsvc.orders.policy import Policy
 from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
@@ -278,6 +279,7 @@ class Service(Struct, frozen=True):
     client_secret: bytes
     waits: Waits
     webhooks: Webhooks
+    observed: ObservedTimes
 
     @property
     def chains(self) -> ChainRegistry:

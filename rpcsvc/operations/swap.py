@@ -15,14 +15,16 @@ import orjson
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from rpcsvc import strict_json
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import USDC, Money, format_units, parse_any_amount, require_storable
 from rpcsvc.domain.order import AgentState, Order, OrderStatus
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
+from rpcsvc.domain.settle_times import kind_of, kind_of_order
 from rpcsvc.errors import MissingInput, OrderNotFound, Unavailable, VerificationFailed
 from rpcsvc.operations import models
-from rpcsvc.operations.dispatch import head, missing_state
+from rpcsvc.operations.dispatch import head, missing_state, with_data
 from rpcsvc.operations.inputs import (
     HINTS,
     Problems,
@@ -41,15 +43,24 @@ from rpcsvc.operations.params import (
     FaultParams,
     FundParams,
     PlanParams,
+    PricedParams,
     QuoteParams,
     StatusParams,
     SwapParams,
 )
 from rpcsvc.operations.service import Answer, Call, SandboxService, Service, Stored, action
+from rpcsvc.operations.views import observed_view
 from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import NEEDED, FaultKind, OrderRequest, QuoteRequest, VenueQuote
-from rpcsvc.orders.quoted import FIELD, QuotedTerms, quote_terms, read_digest, write_digest
+from rpcsvc.orders.quoted import (
+    FIELD,
+    QuotedTerms,
+    percent_change,
+    quote_terms,
+    read_digest,
+    write_digest,
+)
 from rpcsvc.strict_json import Json
 
 DEPOSIT_POLICY = [
@@ -156,18 +167,26 @@ async def quote(service: Service, params: QuoteParams, call: Call) -> Answer[mod
     intent = await read_intent(params, service, problems)
     _require_amount(params, problems)
     problems.raise_found()
+    earlier = None
+    if params.requote_of is not None:
+        earlier = _quoted(params.requote_of, intent, field="requoteOf")
     request = QuoteRequest(
         *_swap_of(intent), client=call.client, pays_gas=intent.funding is not None
     )
     found = await service.venue.quote(request)
+    kind = kind_of(found.direction, found.chain.name, found.deposit.units, found.expected_output)
+    observed = observed_view(await service.observed.of(kind))
     create = action(
         "provide_to",
         f"{HINTS['to']} Then call swap.execute with the same inputs, to, quoteDigest, and an"
         " idempotency key.",
     )
-    digest = write_digest(quote_terms(found, service.clock.now_ms()))
+    terms = quote_terms(found, service.clock.now_ms())
     data = models.QuoteResult(
-        *service.views.common(), quote=quote_view(service, found), quote_digest=digest
+        *service.views.common(),
+        quote=replace(quote_view(service, found), observed_time=observed),
+        quote_digest=write_digest(terms),
+        changed=UNSET if earlier is None else _changed(earlier, terms),
     )
     return Answer(AgentState.QUOTED, data, [create])
 
@@ -192,12 +211,19 @@ async def status(
         await _wait_for_change(service, params, call)
     view = await service.store.status_view(order_id, service.clock.now_ms())
     if view is not None:
-        to_address, body = view
-        require_verified(params.verify, to_address)
-        return Stored(body)
+        require_verified(params.verify, view.to_address)
+        if view.is_over:
+            return Stored(view.body)
+        # Added when it is sent: the stored answer is as old as the order's last event.
+        observed = observed_view(await service.observed.of(view.kind))
+        return Stored(with_data(view.body, "observedTime", strict_json.dumps(observed)))
     order, is_paying = await find_funding(service, order_id)
     require_verified(params.verify, order.terms.to_address)
-    return status_answer(service.views, order, service.clock.now_ms(), is_paying=is_paying)
+    answer = status_answer(service.views, order, service.clock.now_ms(), is_paying=is_paying)
+    if order.status.is_terminal:
+        return answer
+    observed = observed_view(await service.observed.of(kind_of_order(order)))
+    return replace(answer, data=replace(answer.data, observed_time=observed))
 
 
 async def _wait_for_change(service: Service, params: StatusParams, call: Call) -> None:
@@ -381,19 +407,29 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
     return await place(service, lambda: request, claim, write)
 
 
-def _require_amount(params: QuoteParams, problems: Problems) -> None:
+def _changed(before: QuotedTerms, now: QuotedTerms) -> models.QuoteChange:
+    """The changes between two quotes of one swap."""
+    return models.QuoteChange(
+        quoted_at=iso8601(before.at),
+        rate=percent_change(before.rate, now.rate),
+        expected_output=percent_change(before.expected_output, now.expected_output),
+        deposit_amount=percent_change(before.amount, now.amount),
+    )
+
+
+def _require_amount(params: PricedParams, problems: Problems) -> None:
     """Add the problem of a call that names no amount."""
     if params.amount is None and params.receive_amount is None:
         problems.add(missing("amount"))
 
 
-def _quoted(digest: str, intent: SwapIntent) -> QuotedTerms:
-    """The quoted terms that the order must keep. Raises InvalidInput for those of another swap."""
-    quoted = read_digest(digest)
+def _quoted(digest: str, intent: SwapIntent, *, field: str = FIELD) -> QuotedTerms:
+    """The terms of an earlier quote. Raises InvalidInput for those of another swap."""
+    quoted = read_digest(digest, field=field)
     direction, chain, amount = intent.direction, intent.chain, intent.named
     if direction is not None and chain is not None and amount is not None:
         pays_gas = intent.funding is not None
-        quoted.require_for(direction, chain.chain_id, amount, pays_gas=pays_gas)
+        quoted.require_for(direction, chain.chain_id, amount, pays_gas=pays_gas, field=field)
     return quoted
 
 

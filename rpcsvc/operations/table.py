@@ -85,7 +85,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="capabilities",
         summary="What the service can do: chains, directions, limits, policy.",
-        params=params.NoParams,
+        params=params.DetailParams,
         result=models.CapabilitiesResult,
         handler=discovery.capabilities,
         effect=Effect.READ,
@@ -98,7 +98,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="schemas",
         summary="JSON Schemas of every operation's params and result.",
-        params=params.NoParams,
+        params=params.DetailParams,
         result=models.SchemasResult,
         handler=discovery.schemas,
         effect=Effect.READ,

@@ -28,6 +28,7 @@ from rpcsvc.domain.order import (
     TransferState,
     TwapPlan,
 )
+from rpcsvc.domain.settle_times import ObservedTime
 from rpcsvc.operations import models
 from rpcsvc.operations.service import ViewContext, action
 from rpcsvc.strict_json import Json
@@ -73,6 +74,11 @@ def draft_fields(order: Order, now: int) -> dict[str, Any]:
         "twap": twap_view(order, now),
         "receive_amount": UNSET if exact is None else str(exact),
     }
+
+
+def observed_view(found: ObservedTime | None) -> models.ObservedTimeView | None:
+    """``observedTime``, from measured settle times."""
+    return None if found is None else models.ObservedTimeView(*found)
 
 
 def may_fund(order: Order, now: int) -> bool:
@@ -139,11 +145,16 @@ def _payment_uri(order: Order, chain_id: int, token: str | None) -> str:
     terms = order.terms
     if token is None:
         amount = format_units(order.due_units, terms.deposit_asset)
-        return f"monero:{terms.deposit_address}?tx_amount={amount}"
+        return monero_uri(terms.deposit_address, amount)
     return (
         f"ethereum:{token}@{chain_id}/transfer"
         f"?address={terms.deposit_address}&uint256={order.due_units}"
     )
+
+
+def monero_uri(address: str, amount: str) -> str:
+    """A ``monero:`` URI for an amount in whole XMR."""
+    return f"monero:{address}?tx_amount={amount}"
 
 
 def _warnings(views: ViewContext, order: Order, network: str) -> list[str]:

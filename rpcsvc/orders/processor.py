@@ -37,6 +37,7 @@ from rpcsvc.domain.finality import (
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.reservations import Admission, Counting, counted
+from rpcsvc.domain.settle_times import settle_time
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
 from rpcsvc.health import Health
@@ -215,6 +216,7 @@ class OrderProcessor:
             effects=result.effects,
             reservation=self._count(before, result.order, ""),
             finality=finality_change(before, result.order, event, self._finality, now),
+            settled=settle_time(before, result.order, now),
         )
         return _AppliedEvent(before, result.order, event, change)
 

@@ -21,16 +21,18 @@ from rpcsvc.orders.ports.venue import VenueQuote
 
 FIELD: Final = "quoteDigest"
 PATTERN: Final = "^[A-Za-z0-9_-]{24,512}$"
-_FORM: Final = 3
+_FORM: Final = 4
 _CHECK_BYTES: Final = 9
 _Units = Annotated[int, Field(ge=0, le=MAX_UNITS)]
 _Time = Annotated[int, Field(ge=0, le=253_402_300_799_999)]  # to the end of the year 9999
 # The check is no signature: anybody can write a digest with any body.
-# Form 1 is of before quotes could have gas in them, form 2 of before they could be exact.
+# Form 1 is of before quotes could have gas in them, form 2 of before they could be exact, form 3 of
+# before they had their rate.
 _WRITTEN: Final = TypeAdapter(
     tuple[Literal[1], str, int, _Units, _Units, _Units, _Units, _Time]
     | tuple[Literal[2], str, int, _Units, _Units, _Units, _Units, _Time, _Units]
-    | tuple[Literal[3], str, int, _Units, _Units, _Units, _Units, _Time, _Units, _Units],
+    | tuple[Literal[3], str, int, _Units, _Units, _Units, _Units, _Time, _Units, _Units]
+    | tuple[Literal[4], str, int, _Units, _Units, _Units, _Units, _Time, _Units, _Units, _Units],
     config=ConfigDict(strict=True),
 )
 
@@ -40,7 +42,8 @@ class QuotedTerms(NamedTuple):
 
     ``amount`` and ``refund_fee`` in deposit units; ``expected_output`` and ``min_received`` in
     payout units. ``funding_gas`` in USDC units: 0 for a quote without gas of a signed payment.
-    ``receive_amount`` in payout units, of a quote that was asked for by it; else 0.
+    ``receive_amount`` in payout units, of a quote that was asked for by it; else 0. ``rate`` in
+    USDC units per XMR; 0 in a digest of before it had one.
     """
 
     direction: str
@@ -52,9 +55,16 @@ class QuotedTerms(NamedTuple):
     at: int
     funding_gas: int = 0
     receive_amount: int = 0
+    rate: int = 0
 
     def require_for(
-        self, direction: Direction, chain_id: int, amount: Money, *, pays_gas: bool = False
+        self,
+        direction: Direction,
+        chain_id: int,
+        amount: Money,
+        *,
+        pays_gas: bool = False,
+        field: str = FIELD,
     ) -> None:
         """Raise InvalidInput unless the quote was for this swap, named by the same amount."""
         named = self.receive_amount or self.amount
@@ -68,9 +78,9 @@ class QuotedTerms(NamedTuple):
         is_exact = amount.asset is payout_asset(direction)
         if quoted != (direction, chain_id, pays_gas, is_exact, amount.units):
             raise InvalidInput(
-                f"{FIELD} is of a quote for another direction, chain, amount or funding. Send the"
+                f"{field} is of a quote for another direction, chain, amount or funding. Send the"
                 " inputs that were quoted, or get a quote for these.",
-                field=FIELD,
+                field=field,
             )
 
     def require_kept(self, quote: VenueQuote) -> None:
@@ -111,6 +121,7 @@ def quote_terms(quote: VenueQuote, at: int) -> QuotedTerms:
         at,
         quote.funding_gas,
         quote.receive_amount or 0,
+        quote.rate.usdc_per_xmr,
     )
 
 
@@ -120,7 +131,7 @@ def write_digest(terms: QuotedTerms) -> str:
     return base64.urlsafe_b64encode(_check(body) + body).decode().rstrip("=")
 
 
-def read_digest(text: str) -> QuotedTerms:
+def read_digest(text: str, *, field: str = FIELD) -> QuotedTerms:
     """The terms that ``write_digest`` wrote. Raises InvalidInput."""
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -128,11 +139,11 @@ def read_digest(text: str) -> QuotedTerms:
         raw = b""
     check, body = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
     if not body or check != _check(body):
-        raise _unknown()
+        raise _unknown(field)
     try:
         written = _WRITTEN.validate_json(body)
     except ValidationError:
-        raise _unknown() from None
+        raise _unknown(field) from None
     return QuotedTerms(*written[1:])
 
 
@@ -140,9 +151,19 @@ def _check(body: bytes) -> bytes:
     return hashlib.sha256(body).digest()[:_CHECK_BYTES]
 
 
-def _unknown() -> InvalidInput:
+def percent_change(before: int, after: int) -> str | None:
+    """The change in percent with at most four decimals; None from 0, which stands for unknown."""
+    if before == 0:
+        return None
+    size, sign = abs(after - before), "-" if after < before else ""
+    whole, rest = divmod((2 * size * 1_000_000 + before) // (2 * before), 10_000)
+    text = f"{whole}.{rest:04}".rstrip("0").rstrip(".")
+    return text if text == "0" else sign + text
+
+
+def _unknown(field: str) -> InvalidInput:
     return InvalidInput(
-        f"{FIELD} is not whole, or none of this service. Send the one that quote answered, or leave"
-        " it out.",
-        field=FIELD,
+        f"{field} is not whole, or none of this service. Send the quoteDigest that quote answered,"
+        " or leave it out.",
+        field=field,
     )

@@ -12,6 +12,7 @@ from rpcsvc.domain.events import Effect
 from rpcsvc.domain.finality import FinalityChange
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.reservations import Admission, ReservationChange
+from rpcsvc.domain.settle_times import SettleTime
 from rpcsvc.domain.webhooks import Webhook
 
 
@@ -162,7 +163,8 @@ class Change(Struct, frozen=True):
     from. ``admission`` is who asked for a new order, and the bounds that it is made within.
     ``webhook``: where the events of a new order are sent. ``rates``: what the last published rate
     has to be for a new order. ``pooled``: what a new order has to find where another
-    replica has the wallets. Raises ValueError for a change of which a part could not be written.
+    replica has the wallets. ``settled``: the time of an order that the event completed.
+    Raises ValueError for a change of which a part could not be written.
     """
 
     order: Order | None = None
@@ -182,6 +184,7 @@ class Change(Struct, frozen=True):
     webhook: Webhook | None = None
     rates: RateBounds | None = None
     pooled: PooledOrder | None = None
+    settled: SettleTime | None = None
 
     def __post_init__(self) -> None:
         order = self.order

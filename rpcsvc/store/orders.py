@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 from msgspec.structs import asdict, replace
@@ -15,8 +15,9 @@ from msgspec.structs import asdict, replace
 from rpcsvc.clock import day_of
 from rpcsvc.domain.events import AdvanceTransfer, order_of
 from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
-from rpcsvc.domain.order import OnDeadline, Order
+from rpcsvc.domain.order import OnDeadline, Order, OrderStatus
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.settle_times import SwapKind, kind_of
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.authorizations import IS_UNRESOLVED
 from rpcsvc.store.changes import Change, HistoryEntry, PendingEffect
@@ -71,6 +72,7 @@ from rpcsvc.store.reservations import (
     reservation_statements,
     scanned_until,
 )
+from rpcsvc.store.settle_times import SettleTimeRows, settle_time_statements
 from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
     OldWebhookRows,
@@ -85,7 +87,8 @@ _SESSION_START: Final = 8
 _ADDRESS_END: Final = 9
 
 _SELECT_VIEW: Final = (
-    "SELECT o.to_address, v.view FROM orders o JOIN status_views v ON v.order_seq = o.seq"
+    "SELECT o.to_address, o.direction, o.chain, o.deposit_amount, o.expected_output, o.status,"
+    " v.view FROM orders o JOIN status_views v ON v.order_seq = o.seq"
     " WHERE o.order_id = :order_id AND v.key = :key"
     # It tells to send a deposit: not while a signed payment is under way.
     " AND (v.valid_until IS NULL OR (v.valid_until > :now AND NOT EXISTS ("
@@ -228,8 +231,23 @@ _REDUCE: Final = (
 )
 
 
+class StoredView(NamedTuple):
+    """A stored status answer, with the destination, the kind of swap, and whether it is over."""
+
+    to_address: str
+    body: bytes
+    kind: SwapKind
+    is_over: bool
+
+
 class OrderStore(
-    RelayRows, IdempotencyRows, TicketRows, ReservationRows, FinalityRows, OldWebhookRows
+    RelayRows,
+    IdempotencyRows,
+    TicketRows,
+    ReservationRows,
+    FinalityRows,
+    SettleTimeRows,
+    OldWebhookRows,
 ):
     """Keeps orders, their history, pending effects, idempotency keys and tickets.
 
@@ -264,8 +282,8 @@ class OrderStore(
             report=report_from(reports) if is_relayed else None,
         )
 
-    async def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
-        """The destination and the status answer of an order.
+    async def status_view(self, order_id: str, now: int) -> StoredView | None:
+        """The status answer of an order as stored.
 
         None when there is no such order, or its answer is from another version of the service
         or has run out: then it has to be made from the order.
@@ -273,7 +291,15 @@ class OrderStore(
         row = await self._db.fetch_one(
             _SELECT_VIEW, order_id=order_id, key=self._view_key(), now=now
         )
-        return (row["to_address"], row["view"]) if row else None
+        if row is None:
+            return None
+        direction = Direction(row["direction"])
+        return StoredView(
+            row["to_address"],
+            row["view"],
+            kind_of(direction, row["chain"], row["deposit_amount"], row["expected_output"]),
+            OrderStatus(row["status"]).is_terminal,
+        )
 
     async def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
         """The id of the order that has this deposit address."""
@@ -471,6 +497,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
         if change.history is not None:
             found.append(_history_statement(order_id, change.history))
             found += _webhook_statements(change, order, change.history.version)
+            found += settle_time_statements(change.settled, day_of(change.history.at))
         if order.report is not None and change.evidence:
             found.append(report_statement(order_id, order.report, change.evidence))
         if change.admission is not None:

@@ -41,6 +41,7 @@ from tests.bench import (
     seeding,
     settling,
     sidecar,
+    sizes,
 )
 from tests.bench.memory import NotHeld, held
 from tests.bench.report import NAIVE, RAW, Ratio, Reading, Report, Scenario, Tail
@@ -380,6 +381,17 @@ class Bench:
             Reading("plan-command", "rpcsvc agent:swap:plan", "s", elapsed, under=0.3),
         ]
 
+    def sizes(self) -> None:
+        """Read the sizes of answers."""
+        data_dir = self._dir / sizes.SIZES
+        server = seeding.service(sizes.SIZES, data_dir, data_dir.with_suffix(".log"), signs=True)
+        try:
+            server.wait_for("/readyz", START_SECONDS)
+            say("sizes of answers")
+            self._report.readings += sizes.readings(server)
+        finally:
+            server.stop()
+
     def idle(self) -> None:
         """The CPU of services that have open orders and nothing to answer."""
         names = [f"{OPEN}-{count}" for count in self._plan.open_orders]
@@ -589,6 +601,8 @@ def run(plan: Plan, only: list[str], work_dir: Path, against: Path | None = None
             bench.starts()
         if not only or COMMANDS in only:
             bench.commands()
+        if not only or sizes.SIZES in only:
+            bench.sizes()
         bench.load(chosen(with_open_orders(plan), only))
         if not only or OPEN in only:
             bench.idle()
@@ -635,6 +649,7 @@ def arguments() -> tuple[Plan, argparse.Namespace]:
     names += [
         STARTUP,
         COMMANDS,
+        sizes.SIZES,
         OVERLOAD,
         OPEN,
         settling.LEASE,

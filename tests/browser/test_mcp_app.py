@@ -11,6 +11,7 @@ import pytest
 from playwright.async_api import Browser, FrameLocator, Page, expect
 
 from rpcsvc.http.pages.rendering import Catalogues, qr_image
+from rpcsvc.operations.views import monero_uri
 from tests.browser.browsing import AXE, reading
 from tests.contract.serving import Served
 from tests.mcp import call, message, meta, stateless, swap
@@ -74,16 +75,18 @@ async def reported(page: Page, result: dict[str, Any]) -> None:
 async def test_app_shows_an_order_until_it_is_over(
     browser: Browser, served: Served, direction: str
 ) -> None:
-    made = await call(served, "create_swap", swap(direction), **APPS)
+    asked = swap(direction)
+    made = await call(served, "create_swap", asked, **APPS)
     data = made["structuredContent"]["data"]
     funding, order = data["fundingInstructions"], data["order"]
     async with hosting(browser, served) as (page, app):
         await expect(app.locator("h1")).to_have_text(SAY("app.waiting"))
         await reported(page, made)
         await expect(app.locator("h1")).to_have_text(SAY("checkout.heading_awaiting_deposit"))
-        await expect(app.locator("#amount")).to_have_text(funding["amountDisplay"])
+        await expect(app.locator("#amount")).to_have_text(f"{funding['amount']} {funding['asset']}")
         await expect(app.locator("#address")).to_have_text(funding["depositAddress"])
-        paid_by = funding["paymentUri" if direction == "x2u" else "depositAddress"]
+        address, amount = funding["depositAddress"], funding["amount"]
+        paid_by = monero_uri(address, amount) if direction == "x2u" else address
         await expect(app.locator("#qr")).to_have_attribute("src", qr_image(paid_by))
         assert await app.locator("#qr").evaluate("(it) => it.decode().then(() => it.naturalWidth)")
         assert await app.locator("#note").is_visible() is (direction == "u2x")
@@ -96,7 +99,7 @@ async def test_app_shows_an_order_until_it_is_over(
         done = SAY("checkout.heading_completed")
         await expect(app.locator("h1")).to_have_text(done, timeout=DONE_MS)
         await expect(app.locator("#pay")).to_be_hidden()
-        await expect(app.locator("#sent")).to_contain_text(order["toAddress"])
+        await expect(app.locator("#sent")).to_contain_text(asked["to"])
         assert await page.evaluate("heard.includes('ui/notifications/size-changed')")
 
 

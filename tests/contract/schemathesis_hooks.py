@@ -30,6 +30,7 @@ STATE: Final = {
         "payment",
         *(f"payment.payload.authorization.{n}" for n in ("value", "validAfter", "validBefore")),
     },
+    f"{SWAP}/quote": {"requoteOf"},
     f"{SWAP}/create": {"quoteDigest"},
     f"{SWAP}/execute": {"quoteDigest"},
     f"{API_ROOT}/sandbox/fund": {"amount"},

@@ -104,7 +104,7 @@ def is_of_state(error: ServiceError) -> bool:
     found = [problem for problem in problems if not isinstance(problem, MissingInput)]
     return bool(found) and all(
         problem.code in UNKNOWABLE
-        or (isinstance(problem, InputError) and problem.field == "quoteDigest")
+        or (isinstance(problem, InputError) and problem.field in ("quoteDigest", "requoteOf"))
         or (isinstance(problem, InvalidDestination) and "checksum" in problem.message)
         for problem in found
     )

@@ -412,7 +412,9 @@ async def test_app_gets_the_payment_uri(served: Served, direction: str) -> None:
     shows = {"_meta": meta(extensions={APPS: {"mimeTypes": ["text/html;profile=mcp-app"]}})}
     made = await call(served, "create_swap", swap(direction), **shows)
     funding = made["structuredContent"]["data"]["fundingInstructions"]
-    paid_by = funding["paymentUri" if direction == "x2u" else "depositAddress"]
+    paid_by = funding["depositAddress"]
+    if direction == "x2u":
+        paid_by = f"monero:{paid_by}?tx_amount={funding['amount']}"
     assert made["_meta"]["order/qr"] == qr_image(paid_by)
     order = {"orderId": order_of(made)}
     assert "order/qr" not in (await call(served, "get_swap_status", order))["_meta"]

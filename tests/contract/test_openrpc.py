@@ -163,11 +163,9 @@ async def test_examples_carry_no_idempotency_key_to_be_shared(
         assert params[-1]["name"] == "idempotency-key"
 
 
-def declared(document: Json, answer: Answer, method: str | None = None) -> bool:
-    """Whether the document, or its method, declares an answer's error."""
+def declared(document: Json, answer: Answer) -> bool:
+    """Whether the document declares an answer's error."""
     listed = document["components"]["errors"].values()
-    if method is not None:
-        listed = [resolved(document, e) for e in method_named(document, method)["errors"]]
     error = answer.body["error"]
     said = {"code": error["data"]["code"], "retryable": error["data"]["retryable"]}
     return (error["code"], said) in [(e["code"], e["data"]) for e in listed]
@@ -197,12 +195,12 @@ async def test_call_that_cannot_run_gets_an_error_of_its_method(
     def fail(*_: Any) -> Any:
         raise RuntimeError
 
-    document, method = document_of(served), "service.swap.plan"
-    assert declared(document, await served.rpc("swap.plan", [1]), method)
-    assert declared(document, await served.rpc("swap.plan", 1), method)
+    document = document_of(served)
+    assert declared(document, await served.rpc("swap.plan", [1]))
+    assert declared(document, await served.rpc("swap.plan", 1))
     assert declared(document, await served.rpc("swap.plam", {}))
     monkeypatch.setattr(dispatch, "parse_call", fail)
-    assert declared(document, await served.rpc("swap.plan", {}), method)
+    assert declared(document, await served.rpc("swap.plan", {}))
 
 
 async def test_who_is_not_let_in_gets_a_declared_error(tmp_path: Path) -> None:
@@ -220,7 +218,7 @@ async def test_who_is_not_let_in_gets_a_declared_error(tmp_path: Path) -> None:
         assert declared(document, await served.rpc("swap.plan", {}, **over_tls, host="evil.com"))
         assert declared(document, await served.rpc("swap.plan", {}, x_forwarded_for="203.0.113.7"))
         assert declared(document, await served.raw(b"{}", **good, content_type="text/plain"))
-        assert declared(document, await served.rpc("swap.plan", {}, **good), "service.swap.plan")
+        assert declared(document, await served.rpc("swap.plan", {}, **good))
 
 
 async def test_refusal_over_json_rpc_is_a_result_of_its_schema(served: Served) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcsvc.errors import InvalidInput
-from rpcsvc.orders.quoted import QuotedTerms, read_digest, write_digest
+from rpcsvc.orders.quoted import QuotedTerms, percent_change, read_digest, write_digest
 from tests.contract.serving import MONERO, SWAP, Served
 
 KEY = "0f6c2b9a-5d1e-4c37-9a40-6b1d2f8e7c05"
@@ -21,7 +23,7 @@ units = st.integers(0, 2**63 - 1)
 times = st.integers(0, 253_402_300_799_999)
 terms = st.builds(
     QuotedTerms, st.sampled_from(["x2u", "u2x"]), st.integers(1, 2**32), units, units, units, units,
-    times, units, units,
+    times, units, units, units,
 )  # fmt: skip
 
 
@@ -67,9 +69,9 @@ async def test_quote_digest_is_refused_for_another_swap(served: Served) -> None:
         assert [problem["field"] for problem in problems] == ["quoteDigest"]
 
 
-@pytest.mark.parametrize(("form", "gas"), [(b"1", b""), (b"2", b",0")])
+@pytest.mark.parametrize(("form", "gas"), [(b"1", b""), (b"2", b",0"), (b"3", b",0,0")])
 def test_digest_of_an_earlier_form_is_read(form: bytes, gas: bytes) -> None:
-    """Quotes had no gas in the first form, and no exact output in the second."""
+    """Quotes had no gas in the first form, no exact output until the second, no rate until then."""
     terms = b',"x2u",42161,800000000000,131000000,129000000,50000,1763678000000'
     body = b"[" + form + terms + gas + b"]"
     written = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:9] + body).decode()
@@ -77,6 +79,53 @@ def test_digest_of_an_earlier_form_is_read(form: bytes, gas: bytes) -> None:
     assert found == QuotedTerms(
         "x2u", 42161, 800_000_000_000, 131_000_000, 129_000_000, 50_000, 1_763_678_000_000
     )
+
+
+@pytest.mark.parametrize(
+    ("named", "output", "deposit"),
+    [({"amount": "0.8"}, "10.0038", "0"), ({"receiveAmount": "100"}, "0", "-9.0909")],
+)
+async def test_requote_says_what_changed_in_percent(
+    served: Served, named: Json, output: str, deposit: str
+) -> None:
+    swap = {"direction": "x2u", "chain": "arbitrum", **named}
+    await set_rate(served, "165")
+    first = (await served.post("/agent/swap/quote", swap)).body["data"]
+    assert "changed" not in first
+    asked = {**swap, "requoteOf": first["quoteDigest"]}
+    same = (await served.post("/agent/swap/quote", asked)).body["data"]["changed"]
+    assert same.pop("quotedAt")
+    assert same == {"rate": "0", "expectedOutput": "0", "depositAmount": "0"}
+    await set_rate(served, "181.5")
+    later = (await served.rpc("swap.quote", asked)).body["result"]["data"]["changed"]
+    assert later.pop("quotedAt")
+    assert later == {"rate": "10", "expectedOutput": output, "depositAmount": deposit}
+
+
+async def test_requote_of_another_swap_is_refused(served: Served) -> None:
+    digest = await quoted(served)
+    priced = {"direction": "x2u", "chain": "arbitrum", "amount": "0.9", "requoteOf": digest}
+    refused = await served.post("/agent/swap/quote", priced)
+    assert [each["field"] for each in refused.body["validationErrors"]] == ["requoteOf"]
+    broken = await served.post("/agent/swap/quote", {**priced, "requoteOf": digest[:-1] + "A"})
+    assert [each["field"] for each in broken.body["validationErrors"]] == ["requoteOf"]
+
+
+@given(st.integers(1, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_percent_change_is_within_its_last_decimal(before: int, after: int) -> None:
+    text = percent_change(before, after)
+    assert text is not None
+    assert re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]{1,4})?", text)
+    exact = Fraction(after - before, before) * 100
+    assert abs(Fraction(text) - exact) <= Fraction(1, 20_000)
+
+
+async def test_digest_of_nothing_gives_no_percent(served: Served) -> None:
+    """Anybody can write a digest: one of no output must not divide by it."""
+    digest = write_digest(QuotedTerms("x2u", 42161, 800_000_000_000, 0, 0, 0, 0))
+    asked = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "requoteOf": digest}
+    changed = (await served.post("/agent/swap/quote", asked)).body["data"]["changed"]
+    assert (changed["rate"], changed["expectedOutput"]) == (None, None)
 
 
 async def test_retry_with_a_digest_replays_the_first_answer(served: Served) -> None:

@@ -56,7 +56,8 @@ async def over_cli(served: Served, operation: Operation, params: dict[str, Any])
 
 async def over_mcp(served: Served, operation: Operation, params: dict[str, Any]) -> dict[str, Any]:
     assert operation.tool is not None
-    return dict((await call_tool(served, operation.tool.name, params))["structuredContent"])
+    arguments = {"detail": "full", **params}
+    return dict((await call_tool(served, operation.tool.name, arguments))["structuredContent"])
 
 
 TRANSPORTS: dict[str, Transport] = {

@@ -27,6 +27,7 @@ from rpcsvc.http.gate import Caller
 from rpcsvc.http.operation_routes import carry_out
 from rpcsvc.http.site import Site
 from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.params import DETAIL, FULL, LEAN
 from rpcsvc.operations.service import Operation, Reply
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
 from rpcsvc.strict_json import Json
@@ -157,7 +158,7 @@ class OrderTasks:
         """Return whether the call asks for the status of an order with a valid ``waitSec``."""
         seconds = arguments.get("waitSec")
         is_valid = type(seconds) is int and 0 < seconds <= LONGEST_WAIT_SECONDS
-        return operation is self.operation and is_valid
+        return operation is self.operation and is_valid and arguments[DETAIL] in (FULL, LEAN)
 
     async def begin(self, caller: Caller, hint: str | None, arguments: Json) -> OrderTask | Reply:
         """The task for a call that waits; the reply if the order can't be read."""
@@ -165,7 +166,7 @@ class OrderTasks:
 
     async def get(self, caller: Caller, hint: str | None, params: Json) -> OrderTask:
         """The task that ``params`` name. Raises InvalidParams and InternalError."""
-        found = await self._task(caller, hint, {"orderId": params.get("taskId")})
+        found = await self._task(caller, hint, {"orderId": params.get("taskId"), DETAIL: LEAN})
         if isinstance(found, OrderTask):
             return found
         if isinstance(found.error, (InputError, InputErrors, OrderNotFound)):
@@ -173,9 +174,7 @@ class OrderTasks:
         raise InternalError(caller.request_id)
 
     async def _task(self, caller: Caller, hint: str | None, params: Json) -> OrderTask | Reply:
-        reply = await carry_out(
-            self._dispatcher, self.operation, caller, hint, params, transport=TRANSPORT
-        )
+        reply = await self._status(caller, hint, {**params, DETAIL: FULL})
         if reply.error is not None:
             return reply
         status = orjson.loads(reply.body)
@@ -197,4 +196,11 @@ class OrderTasks:
             "ttlMs": None,
             "pollIntervalMs": _POLL_MS,
         }
+        if is_over and params[DETAIL] == LEAN:
+            reply = await self._status(caller, hint, params)
         return OrderTask(view, reply)
+
+    async def _status(self, caller: Caller, hint: str | None, params: Json) -> Reply:
+        return await carry_out(
+            self._dispatcher, self.operation, caller, hint, params, transport=TRANSPORT
+        )

@@ -65,6 +65,7 @@ from rpcsvc.http.operation_routes import (
 from rpcsvc.http.site import Site
 from rpcsvc.http.x402 import tool_result, with_meta_payment
 from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.params import DETAIL, LEAN
 from rpcsvc.operations.service import Call, Effect, Operation, Reply
 from rpcsvc.orders.quoted import FIELD
 from rpcsvc.strict_json import Json
@@ -372,7 +373,7 @@ class McpHttp:
         return {}
 
     def _tool_and_arguments(self, params: Json) -> tuple[Operation, Json]:
-        """Return the tool's operation and its arguments.
+        """Return the tool's operation and its arguments; answers are lean unless they say full.
 
         Raises InvalidParams for an unknown tool, and for arguments that are no object.
         """
@@ -387,7 +388,8 @@ class McpHttp:
             )
         if not isinstance(arguments, dict):
             raise InvalidParams("arguments must be an object, such as {}.")
-        return operation, dict(arguments)
+        detail = arguments.get(DETAIL)
+        return operation, {**arguments, DETAIL: LEAN if detail is None else detail}
 
     async def _ask(self, caller: Caller, hint: str | None, arguments: Json) -> Json:
         """Have the client ask its user to accept the current terms."""

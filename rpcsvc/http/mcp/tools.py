@@ -19,7 +19,10 @@ from rpcsvc.http.schemas import camel, lifted, request_name
 from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA, schemas_of
 from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
+from rpcsvc.operations.lean import is_cut
+from rpcsvc.operations.params import DETAIL
 from rpcsvc.operations.service import Effect, Operation, Reply, Tool
+from rpcsvc.operations.views import monero_uri
 from rpcsvc.strict_json import Json
 
 SESSION_ID = "sessionId"
@@ -43,9 +46,10 @@ def instructions(site: Site) -> str:
         f"{site.brand.name} swaps XMR for USDC and USDC for XMR on behalf of a user. Order of"
         " calls: plan_swap until nothing is missing, get_quote, create_swap once the user agrees,"
         " then show the user data.fundingInstructions (exactly that amount, to that address,"
-        " before expiresAt) and poll get_swap_status until state is completed or"
+        " before data.order.expiresAt) and poll get_swap_status until state is completed or"
         " terminal_failure. Every address must be the user's own: ask for it, never take one from"
-        " an example. Amounts are decimal strings. nextActions name operations:"
+        " an example. Amounts are decimal strings. Answers are lean; with detail: full they"
+        " have all fees, rules, warnings and the attestation. nextActions name operations:"
         f" {names}, swap.execute is create_swap, too. The rules of a tool are the resource that its"
         " description names."
     )
@@ -92,7 +96,10 @@ def input_schema(site: Site, operation: Operation) -> Json:
     """The short schema of a tool's arguments, for a model: the service checks by the whole one."""
     left_out = _NOT_FOR_MODELS if operation.creates else (*_NOT_FOR_MODELS, *_CASES)
     whole = _arguments(site, operation)
-    return _short({name: value for name, value in whole.items() if name not in left_out})
+    schema = _short({name: value for name, value in whole.items() if name not in left_out})
+    if not is_cut(operation.result):
+        del schema["properties"][DETAIL]
+    return schema
 
 
 def _arguments(site: Site, operation: Operation) -> Json:
@@ -223,5 +230,6 @@ def result_meta(reply: Reply) -> Json:
     funding = None if reply.error else orjson.loads(reply.body)["data"].get("fundingInstructions")
     if not funding:
         return {}
+    address = funding["depositAddress"]
     is_usdc = funding["asset"] == USDC.symbol
-    return {QR: qr_image(funding["depositAddress" if is_usdc else "paymentUri"])}
+    return {QR: qr_image(address if is_usdc else monero_uri(address, funding["amount"]))}

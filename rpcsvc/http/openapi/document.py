@@ -35,6 +35,7 @@ from rpcsvc.http.site import BFF_ROOT, Site
 from rpcsvc.operations import bff_models
 from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
 from rpcsvc.operations.models import schema_of
+from rpcsvc.operations.params import DETAIL
 from rpcsvc.operations.service import Effect, Example, Operation
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.strict_json import Json
@@ -432,6 +433,8 @@ def _parameters(site: Site, operation: Operation) -> list[Json]:
 def _parameter(site: Site, operation: Operation, name: str, params: Json) -> Json:
     if name == schemas.ORDER_ID and schemas.in_path(name, operation.path):
         return parameter_ref("OrderId")
+    if name == DETAIL:
+        return parameter_ref("Detail")
     described = schemas.without_null(params["properties"][name])
     shown = [example for example in operation.examples if name in example.params]
     return {
@@ -470,7 +473,7 @@ def _goods(site: Site, surface: Surface, operation: Operation) -> Json:
     headers = {replayed: header_ref(replayed)} if operation.idempotent else {}
     good = response("The answer.", surface.answer(operation), headers)
     content, recorded = good["content"][JSON], schemas.shown(operation)
-    if operation.method == "GET" and not operation.params.model_fields:
+    if operation.method == "GET" and operation.params.may_be_empty():
         content["examples"] = live_example(site, surface.root + operation.path)
     elif recorded is not None:
         content["example"] = _abridged(recorded.answer)
@@ -487,8 +490,8 @@ def _goods(site: Site, surface: Surface, operation: Operation) -> Json:
 
 
 def _abridged(answer: Json) -> Json:
-    """A recorded answer without attestation, and with one line of each list of rules. The whole
-    is in llms-full.txt.
+    """A recorded answer without attestation, with one line of each list of rules, and with the
+    first and the last of its events. The whole is in llms-full.txt.
     """
     data = dict(answer["data"])
     for part, name in _LONG:
@@ -496,6 +499,8 @@ def _abridged(answer: Json) -> Json:
         if value is not None:
             rest = {key: each for key, each in data[part].items() if key != name}
             data[part] = {**rest, name: value[:1]} if isinstance(value, list) else rest
+    if len(events := data.get("events", ())) > 1:
+        data["events"] = [events[0], events[-1]]
     return {**answer, "data": data}
 
 

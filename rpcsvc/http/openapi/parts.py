@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Final
 
 from msgspec import Struct
+from pydantic import TypeAdapter
 
 from rpcsvc import errors
 from rpcsvc.errors import ServiceError
@@ -20,7 +21,7 @@ from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site
 from rpcsvc.ids import REQUEST_ID_PATTERN
 from rpcsvc.operations.inputs import IDEMPOTENCY_KEY, LEAST_PUBLIC_KEY, key_pattern
-from rpcsvc.operations.params import ORDER_ID_PATTERN
+from rpcsvc.operations.params import DETAIL, ORDER_ID_PATTERN, Detail
 from rpcsvc.operations.service import Operation
 from rpcsvc.strict_json import Json
 
@@ -176,6 +177,11 @@ def shared_parameters() -> Json:
             "schema": {"type": "string", "pattern": ORDER_ID_PATTERN},
             "example": schemas.example_order_id(),
         },
+        "Detail": {
+            "name": DETAIL,
+            "in": "query",
+            **_detail(),
+        },
         "RequestId": {
             "name": "x-request-id",
             "in": "header",
@@ -222,6 +228,11 @@ def shared_parameters() -> Json:
             "schema": {"type": "string"},
         },
     }
+
+
+def _detail() -> Json:
+    schema = TypeAdapter(Detail).json_schema()
+    return {"description": schema.pop("description"), "schema": schema}
 
 
 def shared_headers(site: Site) -> Json:

@@ -45,16 +45,16 @@
     write("order", order.orderId);
     element("pay").hidden = !funding;
     if (funding) {
-      element("amount").textContent = funding.amountDisplay;
+      element("amount").textContent = `${funding.amount} ${funding.asset}`;
       element("address").textContent = funding.depositAddress;
       element("network").textContent = funding.network;
-      element("until").textContent = new Date(funding.expiresAt).toLocaleString();
+      element("until").textContent = new Date(order.expiresAt).toLocaleString();
       element("note").hidden = funding.asset !== "USDC";
     }
     const image = (result._meta || {})[texts.qr] || "";
     element("qr").hidden = !funding || !image.startsWith("data:image/png;base64,");
     if (!element("qr").hidden) element("qr").src = image;
-    write("sent", (transfers || []).map((each) => `${each.amount} ${each.asset} → ${each.address}`).join("\n"));
+    write("sent", (transfers || []).map((each) => `${each.amount} ${each.asset}${each.address ? ` → ${each.address}` : ""}`).join("\n"));
     element("open").hidden = !(host.openLinks && shown.page);
     follow();
   };
@@ -65,7 +65,7 @@
     timer = setTimeout(async () => {
       try {
         if (!document.hidden) {
-          show(await ask("tools/call", { name: texts.tool, arguments: { orderId: shown.id } }));
+          show(await ask("tools/call", { name: texts.tool, arguments: { orderId: shown.id, detail: "full" } }));
         }
       } catch {
         write("error", texts.stale);

@@ -23,6 +23,7 @@ from rpcsvc.domain.order import (
     reasons_in,
 )
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.settle_times import ObservedTime
 from rpcsvc.http.pages.rendering import Texts, qr_svg
 from rpcsvc.http.site import API_ROOT, Site
 from rpcsvc.operations.models import StatusResult
@@ -100,6 +101,7 @@ class Checkout(Struct, frozen=True):
     rate: str
     rate_note: str
     chunks: str
+    observed: str
     pay: PaymentBox | None
     refund: RefundRule
     needs_refund_address: bool
@@ -126,12 +128,14 @@ class CheckoutWriter:
         order: Order,
         confirmations: Confirmations | None,
         now: int,
+        observed: ObservedTime | None,
         *,
         is_paying: bool,
     ) -> None:
         self._site = site
         self._views = views
         self._say = texts.say
+        self._observed = "" if observed is None else observed_in_words(texts, *observed)
         self._order = order
         self._terms = order.terms
         self._confirmations = confirmations
@@ -176,6 +180,7 @@ class CheckoutWriter:
             rate=self._say("checkout.rate_is", rate=format_units(terms.price.rate, USDC)),
             rate_note=self._rate_note(),
             chunks=self._chunks(),
+            observed="" if order.status.is_terminal else self._observed,
             pay=self._payment(),
             refund=self._refund_rule(),
             needs_refund_address=needs_address,
@@ -356,6 +361,12 @@ class CheckoutWriter:
             "--deposit-address ADDRESS_YOU_WERE_GIVEN",
         )
         return " \\\n  ".join(lines)
+
+
+def observed_in_words(texts: Texts, p50_seconds: int, p95_seconds: int, samples: int) -> str:
+    """The measured times of like swaps, in whole minutes, rounded up."""
+    half, most = -(-p50_seconds // 60), -(-p95_seconds // 60)
+    return texts.say("checkout.observed", half=half, most=most, samples=samples)
 
 
 def network_title(profile: VenueProfile, asset: Asset, chain: str) -> str:

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from rpcsvc.domain.order import REFUND_ADDRESS, Order, OrderStatus
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.settle_times import kind_of_order
 from rpcsvc.errors import (
     IdempotencyConflict,
     InputError,
@@ -276,8 +277,9 @@ class PagesHttp:
         confirmations = await self._confirmations(order)
         now = self._service.clock.now_ms()
         views = self._service.views
+        observed = await self._service.observed.of(kind_of_order(order))
         writer = CheckoutWriter(
-            self._site, views, visit.texts, order, confirmations, now, is_paying=is_paying
+            self._site, views, visit.texts, order, confirmations, now, observed, is_paying=is_paying
         )
         page = writer.page(may_refresh=visit.request.query.get("refresh") != "off")
         return self._renderer.page(

@@ -23,7 +23,7 @@ from rpcsvc.errors import (
     ServiceError,
     Unavailable,
 )
-from rpcsvc.http.pages.checkout import network_title
+from rpcsvc.http.pages.checkout import network_title, observed_in_words
 from rpcsvc.http.pages.rendering import Texts
 from rpcsvc.operations.inputs import Problems, missing, parse_params, read_intent
 from rpcsvc.operations.params import SwapParams
@@ -158,6 +158,7 @@ def quote_values(service: Service, texts: Texts, quote: Json) -> dict[str, Any]:
         "quote": quote,
         "send_network": network_title(profile, deposit_asset(direction), chain),
         "receive_network": network_title(profile, payout_asset(direction), chain),
+        "observed": _observed(texts, quote.get("observedTime")),
         "minutes": -(-quote["estimatedTimeSeconds"] // 60),
         "window": quote["depositWindowSeconds"] // 60,
         "held": (
@@ -166,6 +167,12 @@ def quote_values(service: Service, texts: Texts, quote: Json) -> dict[str, Any]:
             else texts.say("swap.held", time=f"{locked[11:16]} UTC")
         ),
     }
+
+
+def _observed(texts: Texts, found: Json | None) -> str:
+    if not found:
+        return ""
+    return observed_in_words(texts, found["p50Seconds"], found["p95Seconds"], found["samples"])
 
 
 # --- the sandbox's menu ------------------------------------------------------------------------

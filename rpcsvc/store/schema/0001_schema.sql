@@ -618,6 +618,21 @@ CREATE TABLE ticket_counts (
     PRIMARY KEY (day, client)
 ) STRICT, WITHOUT ROWID;
 
+-- --- Settle times -------------------------------------------------------------------------------
+
+-- How many orders of a kind (direction, chain, class of size) settled on a day (UTC, counted from
+-- the epoch) within the seconds of a bucket (rpcsvc/domain/settle_times.py). Counted by the commit that
+-- completes the order, which deletes the days that count no longer.
+CREATE TABLE settle_times (
+    day       INTEGER NOT NULL,
+    direction TEXT    NOT NULL,
+    chain     TEXT    NOT NULL,
+    size      INTEGER NOT NULL,
+    bucket    INTEGER NOT NULL,
+    orders    INTEGER NOT NULL CHECK (orders > 0),
+    PRIMARY KEY (day, direction, chain, size, bucket)
+) STRICT, WITHOUT ROWID;
+
 -- --- Signed authorizations ----------------------------------------------------------------------
 
 -- Signed authorizations that are to pay an order (EIP-3009), here before anything is sent. While one

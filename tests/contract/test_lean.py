@@ -1,0 +1,216 @@
+"""detail=lean: what it keeps, how many bytes it has on each surface, and that replays honour it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+from typing import Any
+
+import orjson
+import pytest
+
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.site import site_of
+from rpcsvc.operations.lean import is_cut
+from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.verify import Exchange, verify_response
+from tests.command_line import clean_environ, run_here
+from tests.contract.described import check
+from tests.contract.serving import BACK, EVM, JSON, MONERO, SWAP, Served
+from tests.contract.signatures import jwks
+from tests.mcp import call, swap
+
+KEY = "0f6c2b9a-5d1e-4c37-9a40-6b1d2f8e7c05"
+REFUNDABLE = {"x2u": {**SWAP, "refundAddress": MONERO}, "u2x": {**BACK, "refundAddress": EVM}}
+TOOLS = {
+    "swap.create": "create_swap",
+    "swap.status": "get_swap_status",
+    "swap.quote": "get_quote",
+    "capabilities": "get_capabilities",
+}
+MOST = {"swap.create": 1_500, "swap.status": 1_000, "swap.quote": 800, "capabilities": 2_000}
+Json = dict[str, Any]
+
+
+async def over_http(served: Served, operation: str, params: Json) -> Json:
+    given = {**params, "detail": "lean"}
+    if operation == "swap.status":
+        path = f"/agent/swap/status/{given.pop('orderId')}"
+        return dict((await served.http("GET", path, params=given)).body)
+    if operation == "capabilities":
+        return dict((await served.http("GET", "/agent/capabilities", params=given)).body)
+    return dict((await served.post(f"/agent/{operation.replace('.', '/')}", given)).body)
+
+
+async def over_rpc(served: Served, operation: str, params: Json) -> Json:
+    return dict((await served.rpc(operation, {**params, "detail": "lean"})).body["result"])
+
+
+async def over_mcp(served: Served, operation: str, params: Json) -> Json:
+    given = {**swap(), **params} if operation == "swap.create" else params
+    return dict((await call(served, TOOLS[operation], given))["structuredContent"])
+
+
+async def over_cli(served: Served, operation: str, params: Json) -> Json:
+    command = f"agent:{operation.replace('.', ':')}"
+    arguments = [command, "--url", served.url, "--stateless", "--detail", "lean"]
+    done = await asyncio.to_thread(
+        run_here, [*arguments, "--params", json.dumps(params)], clean_environ()
+    )
+    return dict(json.loads(done.stdout))
+
+
+def size(answer: Json) -> int:
+    return len(orjson.dumps(answer))
+
+
+@pytest.mark.parametrize("over", [over_http, over_rpc, over_mcp, over_cli])
+@pytest.mark.parametrize("direction", ["x2u", "u2x"])
+async def test_lean_answers_stay_small_on_every_surface(
+    served: Served, over: Any, direction: str
+) -> None:
+    order = REFUNDABLE[direction]
+    priced = {name: order[name] for name in ("direction", "chain", "amount")}
+    made = await over(served, "swap.create", order)
+    order_id = made["data"]["order"]["orderId"]
+    answers = {
+        "swap.create": made,
+        "swap.status": await over(served, "swap.status", {"orderId": order_id}),
+        "swap.quote": await over(served, "swap.quote", priced),
+        "capabilities": await over(served, "capabilities", {}),
+    }
+    assert all(answer["ok"] for answer in answers.values())
+    assert {name: size(each) < MOST[name] for name, each in answers.items()} == dict.fromkeys(
+        MOST, True
+    ), {name: size(each) for name, each in answers.items()}
+
+
+async def test_lean_status_stays_small_in_every_state(served: Served) -> None:
+    document = openapi_document(site_of(served.up.settings, served.up.service))
+    schema = {"$ref": "#/components/schemas/SwapStatusEnvelope"}
+    for fault, order in (
+        (None, REFUNDABLE["x2u"]),
+        ("payout_fails", REFUNDABLE["x2u"]),
+        ("payout_fails", SWAP),
+        (None, REFUNDABLE["u2x"]),
+    ):
+        made = (await served.post("/agent/swap/create", order)).body["data"]["order"]
+        order_id, cursor, states = made["orderId"], 0, set()
+        if fault:
+            await served.post("/sandbox/fault", {"fault": fault, "orderId": order_id})
+        await served.post("/sandbox/fund", {"orderId": order_id})
+        while True:
+            wait = {"detail": "lean", "waitSec": "2", "sinceCursor": str(cursor)}
+            answer = (await served.http("GET", f"/agent/swap/status/{order_id}", params=wait)).body
+            check(document, schema, answer)
+            states.add(answer["state"])
+            assert size(answer) < MOST["swap.status"], orjson.dumps(answer).decode()
+            data, cursor = answer["data"], answer["data"]["cursor"]
+            if data.get("outcome") or data.get("actionRequired"):
+                break
+        assert len(states) > 1
+
+
+async def test_lean_keeps_what_the_next_call_needs(served: Served) -> None:
+    sent = {**REFUNDABLE["x2u"], "sessionId": KEY}
+    full = (await served.post("/agent/swap/create", sent)).body["data"]
+    path = f"/agent/swap/status/{full['order']['orderId']}"
+    lean = (await served.http("GET", f"{path}?detail=lean")).body
+    order, funding = lean["data"]["order"], lean["data"]["fundingInstructions"]
+    for name in ("orderId", "status", "expectedOutput", "expiresAt", "refundAddress"):
+        assert order[name] == full["order"][name]
+    for name in ("depositAddress", "amount", "asset", "network"):
+        assert funding[name] == full["fundingInstructions"][name]
+    digest = hashlib.sha256(full["order"]["attestation"].encode()).digest()
+    assert order["attestationDigest"] == base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    assert {"attestation", "warnings"}.isdisjoint(order | funding)
+    whole = (await served.http("GET", path)).body
+    assert [each["action"] for each in lean["nextActions"]] == [
+        each["action"] for each in whole["nextActions"]
+    ]
+    assert "attestationDigest" not in whole["data"]["order"]
+
+
+async def test_lean_order_leads_to_its_page_once(served: Served) -> None:
+    """The user checks the address on the page, where no agent stands between."""
+    made = (await call(served, "create_swap", swap()))["structuredContent"]["data"]["order"]
+    assert made["checkoutUrl"].endswith(f"/orders/{made['orderId']}")
+    later = await call(served, "get_swap_status", {"orderId": made["orderId"]})
+    assert "checkoutUrl" not in later["structuredContent"]["data"]["order"]
+
+
+async def test_lean_keeps_the_words_that_only_it_has(served: Served) -> None:
+    made = (await served.post("/agent/swap/create", SWAP)).body["data"]["order"]
+    order_id = made["orderId"]
+    await served.post("/sandbox/fault", {"fault": "payout_fails", "orderId": order_id})
+    await served.post("/sandbox/fund", {"orderId": order_id})
+    cursor: int = 0
+    answer: Json = {}
+    while not answer or "actionRequired" not in answer["data"]:
+        wait = {"detail": "lean", "waitSec": "2", "sinceCursor": str(cursor)}
+        answer = (await served.http("GET", f"/agent/swap/status/{order_id}", params=wait)).body
+        cursor = answer["data"]["cursor"]
+    (give, _) = answer["nextActions"]
+    assert give["action"] == "provide_refund_address"
+    assert "swap.refundAddress" in give["description"]
+
+
+@pytest.mark.parametrize(("first", "then"), [("lean", "full"), ("full", "lean")])
+async def test_replay_gives_the_detail_that_it_asks_for(
+    served: Served, first: str, then: str
+) -> None:
+    made = await served.post("/agent/swap/create", {**SWAP, "detail": first}, idempotency_key=KEY)
+    again = await served.post("/agent/swap/create", {**SWAP, "detail": then}, idempotency_key=KEY)
+    assert again.status == 200
+    assert again.headers["idempotent-replayed"] == "true"
+    answers = {first: made.body["data"], then: again.body["data"]}
+    assert answers["lean"]["order"]["orderId"] == answers["full"]["order"]["orderId"]
+    assert answers["full"]["order"]["attestation"]
+    assert "attestation" not in answers["lean"]["order"]
+    assert served.count("orders") == 1
+
+
+async def test_mcp_is_lean_unless_asked_for_all(served: Served) -> None:
+    arguments = swap()
+    lean = await call(served, "create_swap", arguments)
+    full = await call(served, "create_swap", {**arguments, "detail": "full"})
+    null = await call(served, "create_swap", {**arguments, "detail": None})
+    data = [each["structuredContent"]["data"] for each in (lean, full, null)]
+    assert ["warnings" in each["fundingInstructions"] for each in data] == [False, True, False]
+    assert len({each["order"]["orderId"] for each in data}) == 1
+
+
+async def test_lean_answer_is_signed_as_sent(served: Served) -> None:
+    target, body = "/api/v1/agent/swap/create", orjson.dumps({**SWAP, "detail": "lean"})
+    answer = await served.client.post(target, data=body, headers=JSON)
+    sent = await answer.read()
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    exchange = Exchange(
+        method="POST",
+        target=target,
+        request_body=body,
+        status=answer.status,
+        headers=headers,
+        body=sent,
+    )
+    verify_response(exchange, await jwks(served))
+    assert len(sent) < MOST["swap.create"]
+
+
+async def test_other_details_are_refused_by_name(served: Served) -> None:
+    for detail in ("short", 1):
+        refused = await served.post("/agent/swap/quote", {**SWAP, "detail": detail})
+        fields = [each["field"] for each in refused.body["validationErrors"]]
+        assert "detail" in fields
+    bff = await served.client.post("/bff/v1/orders/x/cancel", json={"detail": "lean"})
+    assert bff.status == 400
+
+
+def test_every_field_that_lean_keeps_exists() -> None:
+    cut = {operation.name for operation in OPERATIONS if is_cut(operation.result)}
+    assert cut == {
+        "capabilities", "swap.quote", "swap.create", "swap.execute", "swap.status", "swap.cancel",
+        "swap.fund",
+    }  # fmt: skip
