@@ -59,7 +59,7 @@ async def test_settled_sweep_mined_again_in_vain_is_not_replaced(
     async def payment(_: str) -> EvmPayment:
         return state["payment"]
 
-    offered = AsyncMock(return_value=SimpleNamespace(is_taken=True, more_may_help=False))
+    offered = AsyncMock(return_value=[SimpleNamespace(is_taken=True, more_may_help=False)])
     payments: Any = SimpleNamespace(
         gas=SimpleNamespace(
             is_too_low=AsyncMock(return_value=False), raised_price=AsyncMock(return_value=None)

@@ -58,8 +58,11 @@ class FakeWallets:
             raise Unavailable("no node serves it")
         return 0 if key.txid in self.not_seen else 10
 
-    def transfers_per_payment(self, _network: str) -> int:
+    def signed_together(self, _network: str) -> int:
         return self.most
+
+    def carried_at_once(self, _network: str) -> int:
+        return 1
 
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
@@ -68,7 +71,7 @@ class FakeWallets:
         self.asked.append(ids)
         if self.meanwhile is not None:
             await self.meanwhile()
-        await record(PreparedTransfer(f"{len(self.asked):064x}", "bytes", tuple(ids)), None)
+        await record([PreparedTransfer(f"{len(self.asked):064x}", "bytes", tuple(ids))], None)
 
     async def look_up(self, _transfer: Transfer) -> Verdict:
         return Verdict(Outcome.ABSENT)

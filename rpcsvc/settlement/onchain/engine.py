@@ -431,8 +431,12 @@ class OnchainEngine(Wallets):
     # --- transfers -----------------------------------------------------------------------------
 
     @override
-    def transfers_per_payment(self, network: str) -> int:
-        return self._of(network).transfers_per_payment
+    def signed_together(self, network: str) -> int:
+        return self._of(network).signed_together
+
+    @override
+    def carried_at_once(self, network: str) -> int:
+        return self._of(network).carried_at_once
 
     @override
     async def prepare(
@@ -441,7 +445,7 @@ class OnchainEngine(Wallets):
         network = self._of(transfer.network)
         if (known := await network.payments.recorded(transfer)) is not None:
             # The payment journal brought it back before its order planned it: it is out already.
-            await record(known, None)
+            await record([known], None)
             return
         await self._guard.look()
         self._guard.require_open()
