@@ -598,10 +598,14 @@ class EvmPayments(Payments):
         return verdict
 
     async def _along(self, payment: EvmPayment) -> list[EvmPayment]:
-        """Return the payments that are handed over together with one, lowest nonce first."""
+        """Return the payments that are handed over together with one, lowest nonce first.
+
+        None of which the network has shown anything: its own turn says what becomes of it.
+        """
         if payment.state is not EvmPaymentState.PREPARED or not _is_payout(payment):
             return [payment]
-        signed = [item for item in await self.own(EvmPaymentState.PREPARED) if _is_payout(item)]
+        waiting = [item for item in await self.unmined() if _is_payout(item)]
+        signed = [item for item in waiting if item.state is EvmPaymentState.PREPARED]
         return signed if payment in signed else [payment]
 
     async def _mark_published(self, payments: Sequence[EvmPayment]) -> None:
