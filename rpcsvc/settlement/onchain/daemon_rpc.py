@@ -406,6 +406,8 @@ class DaemonRpc:
                     waiting += [batch[half:], batch[:half]]
             except RpcFailure as failure:
                 found += [failure] * len(batch)
+                if isinstance(failure, TimedOut):  # the node hangs: so would the others
+                    return found + [failure] * sum(map(len, waiting))
         return found
 
     @property
