@@ -190,7 +190,7 @@ MUTANTS: Final = (
     Mutant(
         "usdc-is-counted-once",
         "payouts that are signed together each count on the same USDC",
-        "                left -= item.units\n",
+        "                left -= orders[-1].units\n",
         "                left -= 0\n",
     ),
     Mutant(
@@ -235,8 +235,8 @@ MUTANTS: Final = (
     Mutant(
         "owed-is-not-counted",
         "the same USDC is promised to two payouts",
-        "        left, orders = held - owed, list[EvmPaymentOrder]()",
-        "        left, orders = held, list[EvmPaymentOrder]()",
+        "        return sum(item.order.units for item in waiting if _is_payout(item))",
+        "        return 0 * sum(item.order.units for item in waiting if _is_payout(item))",
     ),
     Mutant(
         "any-event-settles",

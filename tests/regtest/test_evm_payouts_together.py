@@ -69,6 +69,18 @@ async def test_one_line_and_one_commit_hold_those_signed_together(due: DuePayout
     assert {entry["kind"] for entry in group["entries"]} == {"evm_payment"}
 
 
+async def test_hundreds_due_do_not_wait_for_those_that_cannot_be_paid(due: DuePayouts) -> None:
+    """More of them than are signed together, and older: too much for the wallet, or refused."""
+    stuck, others = MOST_TOGETHER + 10, 440
+    await due.due(stuck, xmr=9 * XMR_UNIT)
+    await due.due(others, *[HOT] * 20)
+    handed = await due.hand_over(others - 20)
+    assert handed.calls[SUBMIT] == others - 20
+    assert handed.calls.total() < 10 * others
+    assert await due.states() == {"planned": stuck, "failed": 20, "published": others - 20}
+    assert await nonces(due) == list(range(others - 20))
+
+
 async def test_payouts_that_cannot_be_signed_delay_no_other(due: DuePayouts) -> None:
     await due.own.controls.automine(enabled=True)
     await due.own.token.blacklist(USER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -47,8 +48,11 @@ _ACKNOWLEDGE_NONCE: Final = (
 _ATTEMPT: Final = ("txid", "raw", "max_fee", "tip", "made_at")
 _ADD_ATTEMPT: Final = insert("evm_attempts", ("payment_id", "number", *_ATTEMPT))
 _SELECT_ATTEMPTS: Final = (
-    f"SELECT {', '.join(_ATTEMPT)} FROM evm_attempts WHERE payment_id = :payment_id ORDER BY number"
+    f"SELECT payment_id, {', '.join(_ATTEMPT)} FROM evm_attempts WHERE payment_id IN :payment_ids"
+    " ORDER BY number"
 )
+# The attempts of so many payments are read at once.
+_MOST_IDS: Final = 500
 _SELECT_GAS: Final = (
     "SELECT p.gas, p.gas_used, p.gas_price, p.l1_fee, p.state,"
     " EXISTS (SELECT 1 FROM funding_authorizations f WHERE f.network = p.network"
@@ -315,11 +319,16 @@ class EvmPaymentLedger:
 
     async def _payments(self, where: str, **values: Any) -> list[EvmPayment]:
         rows = await self._db.fetch(f"{_SELECT_PAYMENT} {where}", **values)
-        return [_payment(row, await self._attempts(row["payment_id"])) for row in rows]
+        attempts = await self._attempts([row["payment_id"] for row in rows])
+        return [_payment(row, tuple(attempts[row["payment_id"]])) for row in rows]
 
-    async def _attempts(self, payment_id: str) -> tuple[Attempt, ...]:
-        rows = await self._db.fetch(_SELECT_ATTEMPTS, payment_id=payment_id)
-        return tuple(from_row(Attempt, row) for row in rows)
+    async def _attempts(self, payment_ids: Sequence[str]) -> Mapping[str, list[Attempt]]:
+        found = defaultdict[str, list[Attempt]](list)
+        for part in range(0, len(payment_ids), _MOST_IDS):
+            ids = payment_ids[part : part + _MOST_IDS]
+            for row in await self._db.fetch(_SELECT_ATTEMPTS, payment_ids=ids):
+                found[row["payment_id"]].append(from_row(Attempt, row))
+        return found
 
     # --- sweeps --------------------------------------------------------------------------------
 

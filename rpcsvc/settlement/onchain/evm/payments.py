@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from msgspec import Struct
@@ -247,6 +247,15 @@ class SigningMoment(Struct, frozen=True):
     pending: int
 
 
+class _TriedTransfer(NamedTuple):
+    """A transfer, and what the token says of it: the gas limit of its call, or the refusal."""
+
+    transfer: Transfer
+    recipient: str
+    is_blacklisted: bool
+    gas: int | NodeError
+
+
 class EvmPayments(Payments):
     """Prepares, publishes and looks up payments.
 
@@ -331,8 +340,7 @@ class EvmPayments(Payments):
         """
         # In this order: a payment found mined meanwhile counts twice, rather than not at all.
         owed, mined_to = await self._owed(), await self._mined_to()
-        due = [(transfer, await self._destination(transfer))]
-        due += await self._fit(companions)
+        recipient = await self._destination(transfer)
         top = await self._connection.check()
         if top.number < mined_to:
             raise Unavailable(f"The node of {self._network.name} lags. Try again later.")
@@ -342,63 +350,59 @@ class EvmPayments(Payments):
             held, moment, tried = await asyncio.gather(
                 self._connection.balance(self.hot_wallet, top.number),
                 self._moment(top),
-                asyncio.gather(*(self._tried(address, item.units) for item, address in due)),
+                self._tried(transfer, recipient),
             )
-        left, orders = held - owed, list[EvmPaymentOrder]()
-        for (item, recipient), (is_blacklisted, gas) in zip(due, tried, strict=True):
-            problem = self._problem(item, left, gas, is_blacklisted=is_blacklisted)
-            if problem is None and isinstance(gas, int):
-                data = usdc.transfer(recipient, item.units)
-                orders.append(
-                    EvmPaymentOrder(
-                        item.transfer_id, EvmPurpose.TRANSFER, recipient, item.units,
-                        self._network.token, data, gas,
-                    )
-                )  # fmt: skip
-                left -= item.units
-            elif problem is not None and item is transfer:
-                raise problem
+        # Before the companions are asked about: one that waits for long must cost little.
+        orders = [self._payable(tried, held - owed)]
+        left = held - owed - transfer.units
+        for found in await self._companions(companions):
+            with suppress(TransferRejected, Unavailable, NodeError):  # its own turn says why
+                orders.append(self._payable(found, left))
+                left -= orders[-1].units
         return orders, moment
 
-    async def _fit(self, companions: Sequence[Transfer]) -> list[tuple[Transfer, str]]:
-        """Return the companions that have no payment and can be paid, with their recipients.
-
-        One that can't be is rejected in its own turn.
-        """
-        fit = []
+    async def _companions(self, companions: Sequence[Transfer]) -> list[_TriedTransfer]:
+        """Return the companions that have no payment, and an address that may be paid."""
+        fit = list[tuple[Transfer, str]]()
         for item in companions:
             if await self._ledger.payment(item.transfer_id) is None:
-                with suppress(TransferRejected):
+                with suppress(TransferRejected):  # in its own turn
                     fit.append((item, await self._destination(item)))
-        return fit
+        with self._connection.client.rpc.together():
+            return await asyncio.gather(*(self._tried(*each) for each in fit))
 
-    async def _tried(self, recipient: str, units: int) -> tuple[bool, int | NodeError]:
-        """Return whether the recipient is blacklisted, and the gas limit of its payment."""
+    async def _tried(self, transfer: Transfer, recipient: str) -> _TriedTransfer:
+        """Ask the token whether it would make a transfer now."""
         is_blacklisted, gas = await asyncio.gather(
             self._connection.is_blacklisted(recipient),
-            self._estimated(usdc.transfer(recipient, units)),
+            self._estimated(usdc.transfer(recipient, transfer.units)),
         )
-        return is_blacklisted, gas
+        return _TriedTransfer(transfer, recipient, is_blacklisted, gas)
 
-    def _problem(
-        self, transfer: Transfer, left: int, gas: int | NodeError, *, is_blacklisted: bool
-    ) -> Exception | None:
-        """Return why a transfer can't be signed now; ``left``: the USDC units that it may take."""
+    def _payable(self, tried: _TriedTransfer, left: int) -> EvmPaymentOrder:
+        """Return the call that makes a transfer; ``left``: the USDC units that it may take.
+
+        Raises TransferRejected, and Unavailable or NodeError when it can't be made now.
+        """
+        transfer, recipient, is_blacklisted, gas = tried
         if is_blacklisted:
-            return TransferRejected("the destination is on the token's blacklist")
+            raise TransferRejected("the destination is on the token's blacklist")
         if left < transfer.units:
-            name = self._network.name
-            return Unavailable(f"Not enough USDC is left on {name} for this payment.")
+            raise Unavailable(f"Not enough USDC is left on {self._network.name} for this payment.")
         if isinstance(gas, Reverted):
             log.warning(
                 "evm_payment_preparation_failed", network=self._network.name, reason=str(gas)
             )
-            refused = Unavailable(
+            raise Unavailable(
                 f"The token on {self._network.name} refuses this payment just now."
-            )
-            refused.__cause__ = gas
-            return refused
-        return gas if isinstance(gas, NodeError) else None
+            ) from gas
+        if isinstance(gas, NodeError):
+            raise gas
+        data = usdc.transfer(recipient, transfer.units)
+        return EvmPaymentOrder(
+            transfer.transfer_id, EvmPurpose.TRANSFER, recipient, transfer.units,
+            self._network.token, data, gas,
+        )  # fmt: skip
 
     async def _moment(self, top: Block) -> SigningMoment:
         """Ask what a signature depends on, ``top`` being the newest block."""
