@@ -47,7 +47,7 @@ _CAP = 10**15
 
 
 class Handed(NamedTuple):
-    """What it took until the payouts were in the node's pool: seconds, exchanges, and calls."""
+    """Seconds, exchanges and calls until the payouts were in the node's pool."""
 
     seconds: float
     exchanges: int

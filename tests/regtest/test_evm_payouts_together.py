@@ -69,7 +69,7 @@ async def test_one_line_and_one_commit_hold_those_signed_together(due: DuePayout
     assert {entry["kind"] for entry in group["entries"]} == {"evm_payment"}
 
 
-async def test_hundreds_due_do_not_wait_for_those_that_cannot_be_paid(due: DuePayouts) -> None:
+async def test_hundreds_due_do_not_wait_for_the_unpayable(due: DuePayouts) -> None:
     """More of them than are signed together, and older: too much for the wallet, or refused."""
     stuck, others = MOST_TOGETHER + 10, 440
     await due.due(stuck, xmr=9 * XMR_UNIT)

@@ -132,7 +132,7 @@ async def test_a_wallet_that_hangs_keeps_no_other_waiting() -> None:
     await driver.effects.stop()
 
 
-async def test_look_up_that_hangs_keeps_no_other_of_its_network_waiting() -> None:
+async def test_look_up_that_hangs_keeps_no_other_waiting() -> None:
     """Signed transfers need no writer; as many are looked up at once as the engine allows."""
     driver = RunnerDriver()
     driver.fake.at_once = {"monero": 2}

@@ -325,7 +325,7 @@ async def needs(node: Node, *others: EvmPayment) -> int:
 
 
 async def cost_of(node: Node, call: PricedCall, *others: EvmPayment) -> int:
-    """What one more call adds: its gas, and L1 data as long as the longest."""
+    """Return the wei that one more call adds: its gas, and L1 data as long as the longest."""
     longest = max((call.order, *(each.order for each in others)), key=lambda it: len(it.data))
     return call.order.gas * call.price.max_fee + await L1Fee(connection_to(node)).of(longest)
 

@@ -179,7 +179,7 @@ async def test_transactions_signed_together_keep_their_own_bytes(driver: PayoutD
     assert await driver.states() == {"a": "published", "b": "prepared", "c": "prepared"}
 
 
-async def test_companion_that_is_not_signed_takes_no_place_for_a_minute(
+async def test_companion_that_is_not_signed_takes_no_place(
     driver: PayoutDriver,
 ) -> None:
     first, second, third, fourth = [await driver.due(name) for name in "abcd"]
