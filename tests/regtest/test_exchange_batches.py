@@ -33,7 +33,7 @@ CHAINS: dict[str, list[Crash]] = {
 EVM_CHAINS: dict[str, list[Crash]] = {
     "around the line": [("evm record", "before", 1), ("evm journal", "after", 1)],
     "around the mark": [("evm mark", "before", 1), ("evm mark", "after", 1)],
-    "after they are handed over": [("evm publish", "after", 1), ("TransferPublished", "after", 2)],
+    "after they are handed over": [("evm publish", "after", 1), ("TransferSettled", "after", 1)],
 }
 
 
