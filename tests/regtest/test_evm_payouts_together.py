@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from unittest.mock import patch
@@ -79,6 +80,18 @@ async def test_hundreds_due_do_not_wait_for_the_unpayable(due: DuePayouts) -> No
     assert handed.calls.total() < 10 * others
     assert await due.states() == {"planned": stuck, "failed": 20, "published": others - 20}
     assert await nonces(due) == list(range(others - 20))
+
+
+async def test_upkeep_looks_payouts_up_while_another_is_signed(due: DuePayouts) -> None:
+    """A payout that has the wallet's writer, or waits for it, waits for no look-up."""
+    await due.due(5)
+    await due.hand_over(5)
+    await due.settle()
+    await due.due(5)
+    await due.hand_over(5)
+    async with asyncio.timeout(10), due.network.payments._payout_slot():
+        await due.network.upkeep.maintain(await due.network.connection.check())
+    assert await due.states() == {"settled": 5, "published": 5}
 
 
 async def test_payouts_that_cannot_be_signed_delay_no_other(due: DuePayouts) -> None:

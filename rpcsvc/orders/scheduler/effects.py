@@ -43,7 +43,7 @@ from rpcsvc.store.orders import OrderStore
 log = structlog.get_logger(__name__)
 
 MAX_BACKOFF_MS = 60_000
-MAX_AT_ONCE = 64
+MAX_AT_ONCE = 128
 # After the requests in flight (graceful_seconds), and within the unit's TimeoutStopSec.
 STOP_SECONDS = 10.0
 TRIES_PER_PAUSE = 8

@@ -115,8 +115,7 @@ class EvmUpkeep:
                     raise found
                 await self._follow(payment.payment_id, found)
         with refusals.kept():
-            async with self._payments.writer:
-                await self._watch_ended(top)
+            await self._watch_ended(top)
         refusals.raise_first()
 
     # --- published -----------------------------------------------------------------------------
@@ -281,8 +280,7 @@ class EvmUpkeep:
         gas. A failed payment of an order never goes out again: the order has been told.
 
         Blocks below one that is still there are still there: only younger ones are compared. A node
-        that lags proves nothing about the blocks that it lacks. Only for the holder of the
-        payments' ``writer``.
+        that lags proves nothing about the blocks that it lacks.
         """
         above = top.number - self._network.tracked_blocks
         if self._compared is not None and await self._is_below(top, self._compared):
@@ -303,6 +301,13 @@ class EvmUpkeep:
         if mined is not None and await self._connection.has(mined.block):
             self._note_back(payment)
             return
+        async with self._payments.writer:
+            await self._follow_ended(await self._payments.payment(payment.payment_id), top)
+
+    async def _follow_ended(self, payment: EvmPayment, top: Block) -> None:
+        """Look up a payment that had ended and is not in its block; publish or replace it if it is
+        gone. Only for the holder of the payments' ``writer``.
+        """
         verdict = await self._payments.verdict(payment, top)
         if verdict.outcome is Outcome.FAILED and payment.state is EvmPaymentState.SETTLED:
             log.warning("evm_settled_payment_failed", payment_id=payment.payment_id,
