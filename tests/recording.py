@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rpcsvc.domain.order import Transfer
@@ -17,12 +18,14 @@ class Recorder:
         self.signed: list[PreparedTransfer] = []
         self._refusal = refusal
 
-    async def __call__(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
+    async def __call__(
+        self, signed: Sequence[PreparedTransfer], commit: Commit | None = None
+    ) -> None:
         if self._refusal is not None:
             raise self._refusal
         if commit is not None:
             await commit(())
-        self.signed.append(signed)
+        self.signed += signed
 
 
 async def sign(payments: Payments, transfer: Transfer, *companions: Transfer) -> PreparedTransfer:

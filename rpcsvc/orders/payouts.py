@@ -51,6 +51,7 @@ from rpcsvc.store.orders import OrderStore
 log = structlog.get_logger(__name__)
 
 ENGINE_TIMEOUT_SECONDS = 30
+_PASSED_OVER_MS = 60_000
 
 
 class AwaitsBlock(NamedTuple):
@@ -86,6 +87,8 @@ class Payouts:
         self.writers = KeyedLocks()
         # Transfers that could not be recorded together with others, one of which may be to blame.
         self._alone: set[str] = set()
+        # Transfers that could not be signed as companions, and until when (ms) they are none.
+        self._passed_over: dict[str, int] = {}
 
     async def advance(self, order_id: str, effect: AdvanceTransfer) -> bool | AwaitsBlock:
         """Carry the transfer as far as possible now.
@@ -95,18 +98,31 @@ class Payouts:
         Raises errors.Unavailable when the store can't record a step: then nothing further was
         done, and the effect is still pending.
         """
-        network = (await self._find(order_id, effect.transfer_id))[1].network
-        async with self.writers.hold(network):
-            order, transfer = await self._find(order_id, effect.transfer_id)
-            if transfer.state is TransferState.PLANNED:
-                await self._prepare(order, transfer, effect)
-                transfer = (await self._find(order_id, effect.transfer_id))[1]
-            if transfer.state.is_final:  # also when it was cancelled while it was being signed
-                await self._processor.discard(order_id, effect)
-                return True
-            if transfer.state is TransferState.PLANNED:
-                return False
-            return await self._publish_and_record(order_id, transfer, effect)
+        transfer = (await self._find(order_id, effect.transfer_id))[1]
+        if transfer.state is TransferState.PLANNED:
+            async with self.writers.hold(transfer.network):
+                order, transfer = await self._find(order_id, effect.transfer_id)
+                if transfer.state is TransferState.PLANNED:
+                    await self._prepare(order, transfer, effect)
+                    transfer = (await self._find(order_id, effect.transfer_id))[1]
+                    return await self._carry_on(order_id, transfer, effect)
+        # Signed by now, perhaps as a companion: it needs no writer to be looked up.
+        return await self._carry_on(order_id, transfer, effect)
+
+    async def _carry_on(
+        self, order_id: str, transfer: Transfer, effect: AdvanceTransfer
+    ) -> bool | AwaitsBlock:
+        """Publish and look up a signed transfer; returns as ``advance`` does."""
+        if transfer.state.is_final:  # also when it was cancelled while it was being signed
+            await self._processor.discard(order_id, effect)
+            return True
+        if transfer.state is TransferState.PLANNED:
+            return False
+        return await self._publish_and_record(order_id, transfer, effect)
+
+    def carried_at_once(self, network: str) -> int:
+        """Return how many transfers of a network may be advanced side by side."""
+        return self._engine.carried_at_once(network)
 
     def heights(self) -> dict[str, int]:
         """Return the newest block of each network, where the wallets have seen one."""
@@ -127,10 +143,12 @@ class Payouts:
             return
         if not await self._may_be_signed(order, transfer):
             return
+        companions: list[Transfer] = []
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS) as limit:
-                record = partial(self._record, limit)
-                await self._engine.prepare(transfer, await self._companions(transfer), record)
+                companions = await self._companions(transfer)
+                record = partial(self._record, limit, companions)
+                await self._engine.prepare(transfer, companions, record)
         except TransferRejected as refused:
             event = TransferFailed(transfer.transfer_id, str(refused))
             await self._processor.apply(order.order_id, event, done=(effect,))
@@ -143,19 +161,25 @@ class Payouts:
             )
         except Exception:
             self._alone.add(transfer.transfer_id)
+            self._pass_over(companions)
             log.warning("transfer_not_prepared", transfer_id=transfer.transfer_id, exc_info=True)
         else:
             self._alone.discard(transfer.transfer_id)
 
     async def _record(
-        self, limit: asyncio.Timeout, signed: PreparedTransfer, commit: Commit | None = None
+        self,
+        limit: asyncio.Timeout,
+        companions: Sequence[Transfer],
+        signed: Sequence[PreparedTransfer],
+        commit: Commit | None = None,
     ) -> None:
         """Look again at all transfers that the bytes pay, since signing takes time, and commit."""
+        names = {name for made in signed for name in made.transfer_ids}
 
         async def require_payable(orders: Sequence[Order]) -> None:
             for order in orders:
                 for transfer in order.transfers:
-                    if transfer.transfer_id in signed.transfer_ids and not (
+                    if transfer.transfer_id in names and not (
                         _is_agreed(order, transfer) and await self._may_be_signed(order, transfer)
                     ):
                         name = transfer.transfer_id
@@ -163,6 +187,12 @@ class Payouts:
 
         limit.reschedule(None)  # a running commit is waited for, however long it takes
         await self._processor.record(signed, commit, require_payable)
+        self._pass_over([each for each in companions if each.transfer_id not in names])
+
+    def _pass_over(self, transfers: Sequence[Transfer]) -> None:
+        """Have the transfers be nobody's companions for a while: each goes on in its own turn."""
+        until = self._clock.now_ms() + _PASSED_OVER_MS
+        self._passed_over |= {each.transfer_id: until for each in transfers}
 
     async def _may_be_signed(self, order: Order, transfer: Transfer) -> bool:
         if not self._lease.has_time():
@@ -197,22 +227,34 @@ class Payouts:
         return late and transfer.kind is TransferKind.PAYOUT
 
     async def _companions(self, transfer: Transfer) -> list[Transfer]:
-        """Others that are due on the network and may go out in one transaction with this one.
+        """Others that are due on the network and may be signed together with this one.
 
         One transfer of an order at a time: its next one may depend on what became of this one.
+        Those that waited for something else lately take no place from others: they go on alone.
         """
-        most = self._engine.transfers_per_payment(transfer.network)
+        most, now = self._engine.signed_together(transfer.network), self._clock.now_ms()
         if most == 1 or transfer.transfer_id in self._alone:
             return []
+        self._passed_over = {
+            name: until
+            for name, until in self._passed_over.items()
+            if 0 < until - now <= _PASSED_OVER_MS
+        }
+        left_out = self._alone | self._passed_over.keys()
         found = {order_of(transfer.transfer_id): transfer}
-        for order_id, transfer_id in await self._store.planned_transfers(transfer.network, most):
+        limit = 2 * most + len(left_out)
+        for order_id, transfer_id in await self._store.planned_transfers(transfer.network, limit):
+            if transfer_id in left_out or order_id in found:
+                continue
             order = await self._store.order(order_id)
             item = order.transfer(transfer_id) if order else None
             if order is None or item is None or not _is_agreed(order, item):
                 continue
-            if order_id not in found and await self._may_be_signed(order, item):
+            if await self._may_be_signed(order, item):
                 found[order_id] = item
-        return list(found.values())[1:most]
+            if len(found) == most:
+                break
+        return list(found.values())[1:]
 
     async def _publish_and_record(
         self, order_id: str, transfer: Transfer, effect: AdvanceTransfer

@@ -396,10 +396,11 @@ class Withdrawals:
         self,
         item: Withdrawal,
         limit: asyncio.Timeout,
-        prepared: PreparedTransfer,
+        made: Sequence[PreparedTransfer],
         commit: Commit | None = None,
     ) -> None:
         """Commit the signed bytes with the wallet's rows, if there is time left of the lease."""
+        (prepared,) = made
         if prepared.transfer_ids != (item.withdrawal_id,):
             raise LookupError(f"{prepared.txid} pays other transfers than {item.withdrawal_id}")
         if not self._lease.has_time():

@@ -25,7 +25,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, RpcFailure
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import EvmCall, LogFilter, Tag
 from rpcsvc.settlement.onchain.journal import files
-from rpcsvc.settlement.onchain.journal_entries import from_body
+from rpcsvc.settlement.onchain.journal_entries import entries_of
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, read_held
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
@@ -119,7 +119,7 @@ def read_journal(data: bytes) -> None:
                 whole += line
     for found in files.read(whole).lines:
         with suppress(ValueError):
-            from_body(found.body)
+            entries_of(found)
 
 
 _EXPECTED: Final = verify.Expected(

@@ -166,27 +166,45 @@ MUTANTS: Final = (
     Mutant(
         "unpublished-is-passed",
         "a payout is signed behind one that no node may ever get",
-        "                return earlier.payment_id\n        return None",
+        "                return payment.payment_id\n        return None",
         "                continue\n        return None",
     ),
     Mutant(
         "published-before-recorded",
         "a payment may be out there without a line that says so",
-        "        if payment.state is EvmPaymentState.PREPARED:\n"
-        "            await self._mark_published(payment)\n"
-        "        attempt = await self.paid_out_attempt(payment) or payment.latest\n        try:\n"
-        "            answer = await self._connection.client.submit(bytes.fromhex(attempt.raw))\n",
-        "        attempt = await self.paid_out_attempt(payment) or payment.latest\n        try:\n"
-        "            answer = await self._connection.client.submit(bytes.fromhex(attempt.raw))\n"
-        "            if payment.state is EvmPaymentState.PREPARED:\n"
-        "                await self._mark_published(payment)\n",
+        "            await self._mark_published(unknown)\n",
+        "            asyncio.get_running_loop().create_task(self._mark_published(unknown))\n",
+    ),
+    Mutant(
+        "nonce-is-used-twice",
+        "two payouts that are signed together have one nonce",
+        "            made = self.attempt(order, nonce + len(payments), price)\n",
+        "            made = self.attempt(order, nonce, price)\n",
+    ),
+    Mutant(
+        "ether-is-counted-once",
+        "payouts that are signed together each count on the same ether",
+        "        fit = sum(wei + reserve <= moment.ether for wei in needed)\n",
+        "        fit = len(needed) if needed[0] + reserve <= moment.ether else 0\n",
+    ),
+    Mutant(
+        "usdc-is-counted-once",
+        "payouts that are signed together each count on the same USDC",
+        "                left -= orders[-1].units\n",
+        "                left -= 0\n",
+    ),
+    Mutant(
+        "batch-has-one-line",
+        "of payouts that are signed together the journal has the first one only",
+        "            as_one(entries),\n",
+        "            entries[0],\n",
     ),
     Mutant(
         "replacement-is-not-recorded",
         "an attempt with higher fees is published and not on record",
         "        await self._ledger.add_attempt(payment, attempt)",
         "        payment = replace(payment, attempts=(*payment.attempts, attempt))\n"
-        "        await self._payments.hand_over(payment)",
+        "        await self._payments.hand_over([payment])",
     ),
     Mutant(
         "settled-by-one-block",
@@ -217,8 +235,8 @@ MUTANTS: Final = (
     Mutant(
         "owed-is-not-counted",
         "the same USDC is promised to two payouts",
-        "< owed + transfer.units:",
-        "< transfer.units:",
+        "        return sum(item.order.units for item in waiting if _is_payout(item))",
+        "        return 0 * sum(item.order.units for item in waiting if _is_payout(item))",
     ),
     Mutant(
         "any-event-settles",

@@ -83,10 +83,10 @@ class DaemonProxy:
         return web.Response(status=502)
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[DaemonProxy]:
+    async def open(self, connections: int = 1) -> AsyncIterator[DaemonProxy]:
         """Serve within the block, over one connection to the daemon: digest nonces belong to it."""
         runner = web.ServerRunner(web.Server(self.handle))
-        connector = aiohttp.TCPConnector(limit=1)
+        connector = aiohttp.TCPConnector(limit=connections)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
             self._session = session
             await runner.setup()

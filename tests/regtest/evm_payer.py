@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Verdict
 from rpcsvc.settings_onchain import OnchainSettings, chains_toml
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
@@ -64,6 +65,23 @@ def network_of(token: Token) -> EvmNetwork:
 async def _is_first(address: str) -> bool:
     """Whether it is the only deposit address that the service has in these tests."""
     return address == KEYS.address(1)
+
+
+def each_by(
+    submit: Callable[[bytes], Awaitable[EvmSubmissionResult]],
+) -> Callable[[Sequence[bytes]], Awaitable[list[EvmSubmissionResult | RpcFailure]]]:
+    """``submit_each`` of a client, by a stand-in that submits one."""
+
+    async def one(raw: bytes) -> EvmSubmissionResult | RpcFailure:
+        try:
+            return await submit(raw)
+        except RpcFailure as failure:
+            return failure
+
+    async def each(raws: Sequence[bytes]) -> list[EvmSubmissionResult | RpcFailure]:
+        return [await one(raw) for raw in raws]
+
+    return each
 
 
 @dataclass
@@ -178,7 +196,7 @@ class EvmPayer:
             submitted.append((self.clock.now - since) // 1000)
             return EvmSubmissionResult(EvmSubmission.REFUSED, "0x", "its own words")
 
-        monkeypatch.setattr(self.client, "submit", refused)
+        monkeypatch.setattr(self.client, "submit_each", each_by(refused))
         return submitted
 
     async def give(self, index: int, units: int, *, state: str | None = "confirmed") -> str:

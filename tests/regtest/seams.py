@@ -16,6 +16,7 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.payment_ledger import AttemptEntry, EvmEntry, EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmPurpose
+from rpcsvc.settlement.onchain.journal.files import GroupEntry
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
@@ -31,7 +32,7 @@ def _something(args: tuple[Any, ...]) -> bool:
 
 
 def _raised(args: tuple[Any, ...]) -> bool:
-    return len(args[1].attempts) > 1
+    return len(args[1][0].attempts) > 1
 
 
 def _journaled_raise(args: tuple[Any, ...]) -> bool:
@@ -50,6 +51,11 @@ def _evm(purpose: EvmPurpose) -> Counts:
     return lambda args: args[1].order.purpose is purpose
 
 
+def _handed(purpose: EvmPurpose) -> Counts:
+    """The payments that are handed over together are of one purpose."""
+    return lambda args: args[1][0].order.purpose is purpose
+
+
 def _mined(args: tuple[Any, ...]) -> bool:
     payment = args[1]
     return payment.order.purpose is EvmPurpose.TRANSFER and payment.inclusion is not None
@@ -60,7 +66,10 @@ def _monero(args: tuple[Any, ...]) -> bool:
 
 
 def _journaled(purpose: EvmPurpose) -> Counts:
-    return lambda args: isinstance(args[1], EvmEntry) and args[1].payment.order.purpose is purpose
+    return lambda args: any(
+        isinstance(entry, EvmEntry) and entry.payment.order.purpose is purpose
+        for entry in (args[1].entries if isinstance(args[1], GroupEntry) else (args[1],))
+    )
 
 
 def _journaled_monero(args: tuple[Any, ...]) -> bool:
@@ -81,13 +90,13 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     # Before: nothing is signed.
     "evm prepare": (EvmPayments, "prepare", _something),
     # Before: signed, not in the journal. After: committed, not published.
-    "evm record": (EvmPaymentLedger, "add_payment", _evm(EvmPurpose.TRANSFER)),
+    "evm record": (EvmPaymentLedger, "add_payouts", _something),
     # After: in the journal, not committed.
     "evm journal": (PaymentJournal, "_append", _journaled(EvmPurpose.TRANSFER)),
     # After: recorded as published, and not handed to the node.
-    "evm mark": (EvmPayments, "_mark_published", _evm(EvmPurpose.TRANSFER)),
+    "evm mark": (EvmPayments, "_mark_published", _handed(EvmPurpose.TRANSFER)),
     # After: published, and not recorded as such.
-    "evm publish": (EvmPayments, "hand_over", _evm(EvmPurpose.TRANSFER)),
+    "evm publish": (EvmPayments, "hand_over", _handed(EvmPurpose.TRANSFER)),
     "evm note": (EvmPaymentLedger, "put_payment", _mined),
     # A payment is replaced at a higher fee: needs ``hasten``.
     "raise record": (EvmPaymentLedger, "add_attempt", _something),
@@ -95,7 +104,7 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "raise publish": (EvmPayments, "hand_over", _raised),
     "sweep record": (EvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
     "sweep journal": (PaymentJournal, "_append", _journaled(EvmPurpose.SWEEP)),
-    "sweep publish": (EvmPayments, "hand_over", _evm(EvmPurpose.SWEEP)),
+    "sweep publish": (EvmPayments, "hand_over", _handed(EvmPurpose.SWEEP)),
     # After: the node has answered, and its answer is not recorded.
     "authorization look": (EvmAuthorizations, "carry_out", _something),
     "authorization record": (
@@ -104,7 +113,7 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
         _evm(EvmPurpose.AUTHORIZATION),
     ),
     "authorization journal": (PaymentJournal, "_append", _journaled(EvmPurpose.AUTHORIZATION)),
-    "authorization publish": (EvmPayments, "hand_over", _evm(EvmPurpose.AUTHORIZATION)),
+    "authorization publish": (EvmPayments, "hand_over", _handed(EvmPurpose.AUTHORIZATION)),
     "monero deposit": (MoneroLedger, "put_deposits", _something),
     "monero acknowledge": (MoneroLedger, "acknowledge", _something),
     # Before: nothing is signed.

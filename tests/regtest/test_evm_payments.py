@@ -39,6 +39,7 @@ from tests.regtest.evm_payer import (
     USER,
     EvmPayer,
     adapter_on,
+    each_by,
 )
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -300,7 +301,7 @@ async def test_a_lost_answer_does_not_pay_twice(
         sent.append((await real(raw)).txid)
         raise TimedOut("node", "eth_sendRawTransaction", "no answer in time")
 
-    monkeypatch.setattr(payer.client, "submit", submit_and_lose)
+    monkeypatch.setattr(payer.client, "submit_each", each_by(submit_and_lose))
     transfer = await payer.prepared(payer.transfer(USER))
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
     await payer.require_settled(transfer)
@@ -318,7 +319,7 @@ async def test_an_answer_that_lies_does_not_pay_twice(
             EvmSubmission.NONCE_TOO_LOW, (await real(raw)).txid, "nonce too low"
         )
 
-    monkeypatch.setattr(payer.client, "submit", submit_and_deny)
+    monkeypatch.setattr(payer.client, "submit_each", each_by(submit_and_deny))
     transfer = await payer.prepared(payer.transfer(USER))
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
     await payer.require_settled(transfer)
@@ -333,7 +334,7 @@ async def test_an_answer_that_was_never_true_pays_later(
 
     transfer = await payer.prepared(payer.transfer(USER))
     with monkeypatch.context() as patched:
-        patched.setattr(payer.client, "submit", deny)
+        patched.setattr(payer.client, "submit_each", each_by(deny))
         verdict = await payer.pay(transfer)
     assert verdict.outcome is Outcome.UNKNOWN
     assert "txpool is full" in verdict.reason
@@ -368,7 +369,7 @@ async def test_kill_after_the_node_took_it_repeats_no_payout(
     await payer.client.submit(bytes.fromhex(transfer.raw or ""))
     await mined(payer.token.client, transfer.txid or "")
     async with payer.again() as later:
-        monkeypatch.setattr(later.client, "submit", None)  # calling it would fail
+        monkeypatch.setattr(later.client, "submit_each", None)  # calling it would fail
         assert (await later.pay(transfer)).outcome is Outcome.PENDING
         assert (await later.settle(transfer)).outcome is Outcome.SETTLED
         assert await later.token.balance(USER) == USDC

@@ -19,6 +19,7 @@ from tests.regtest.evm_payer import (
     USDC,
     USER,
     EvmPayer,
+    each_by,
 )
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -160,7 +161,7 @@ def submitted(payer: EvmPayer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         txids.append(answer.txid)
         return answer
 
-    monkeypatch.setattr(payer.client, "submit", noted)
+    monkeypatch.setattr(payer.client, "submit_each", each_by(noted))
     return txids
 
 
@@ -262,7 +263,7 @@ async def test_a_refused_replacement_leaves_the_first_in_force(
         return EvmSubmissionResult(EvmSubmission.REPLACEMENT_UNDERPRICED, "0x", "underpriced")
 
     with monkeypatch.context() as patched:
-        patched.setattr(payer.client, "submit", underpriced)
+        patched.setattr(payer.client, "submit_each", each_by(underpriced))
         await payer.follow()
     assert len((await payer.payment(transfer)).attempts) == 2
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.PENDING
@@ -276,7 +277,7 @@ async def test_kill_between_replacement_and_publish_pays_one(
 ) -> None:
     transfer = await stuck_payout(payer)
     with monkeypatch.context() as patched:
-        patched.setattr(payer.client, "submit", None)
+        patched.setattr(payer.client, "submit_each", None)
         with pytest.raises(TypeError):
             await payer.follow()
     async with payer.again() as later:

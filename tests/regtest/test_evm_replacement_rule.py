@@ -37,6 +37,7 @@ from tests.regtest.evm_payer import (
     USDC,
     USER,
     EvmPayer,
+    each_by,
     evm_payer,
 )
 from tests.regtest.fee_rule import KNOWN, UNDERPRICED, FeeRule
@@ -326,7 +327,7 @@ async def test_lost_replacement_is_resent_and_not_raised(
         raise TimedOut("node", "eth_sendRawTransaction", "no answer in time")
 
     with monkeypatch.context() as patched:
-        patched.setattr(own.client, "submit", lose)
+        patched.setattr(own.client, "submit_each", each_by(lose))
         await node.bump()
         (reported,) = [each.text for each in await own.payments.conditions()]
         assert ("no answer in time" in reported, "handed over again" in reported) == (True, True)

@@ -37,6 +37,7 @@ from tests.regtest.evm_payer import (
     USDC,
     USER,
     EvmPayer,
+    each_by,
     evm_payer,
 )
 from tests.regtest.token import SOURCE, Token, compiled, deploy
@@ -303,7 +304,7 @@ async def test_sweep_blacklisted_before_mining_fails_and_backs_off(
         await own.token.blacklist(bad)
         return await real(raw)
 
-    monkeypatch.setattr(own.client, "submit", submit_late)
+    monkeypatch.setattr(own.client, "submit_each", each_by(submit_late))
     await own.sweep()
     await finish(own)
     assert not (await own.ledger.sweeps_under_way(NETWORK) or await own.live())
@@ -493,7 +494,7 @@ async def failed_by_another(own: EvmPayer, monkeypatch: pytest.MonkeyPatch, unit
         raise TimedOut("node", "eth_sendRawTransaction", "no answer in time")
 
     with monkeypatch.context() as patched:
-        patched.setattr(own.client, "submit", lost)
+        patched.setattr(own.client, "submit_each", each_by(lost))
         await own.sweep()
     await steal(own, 2, units)
     for _ in range(2):
@@ -566,7 +567,7 @@ async def test_what_others_drained_is_not_counted_as_swept(
         await drain(own, 2, 5 * USDC)
         return await real(raw)
 
-    monkeypatch.setattr(own.client, "submit", submit_late)
+    monkeypatch.setattr(own.client, "submit_each", each_by(submit_late))
     await own.sweep()
     await finish(own)
     assert await own.ledger.sweeps_under_way(NETWORK) == []
@@ -593,7 +594,7 @@ async def test_kill_before_sending_sends_the_sweep_once_at_next_start(
     if before == "it was marked":
         monkeypatch.setattr(own.payments, "hand_over", None)
     else:
-        monkeypatch.setattr(own.client, "submit", None)
+        monkeypatch.setattr(own.client, "submit_each", None)
     with pytest.raises(TypeError):
         await own.sweep()
     async with own.again() as later:
@@ -666,7 +667,7 @@ async def test_failed_second_attempt_took_nothing_and_is_retried(
             await token.blacklist(address)
             return await real(raw)
 
-        monkeypatch.setattr(own.client, "submit", submit_late)
+        monkeypatch.setattr(own.client, "submit_each", each_by(submit_late))
         await finish(own)
         (take,) = await own.ledger.sweeps_under_way(NETWORK)
         assert take.method is SweepMethod.TAKE

@@ -1,6 +1,6 @@
-"""Payouts of XMR that are due together are paid by one transaction, also over kills.
+"""Payouts that are due together are signed together, also over kills.
 
-Counted on the chain: each user is paid once, by as few transactions as possible.
+Counted on the chain: each user is paid once, in XMR by as few transactions as possible.
 """
 
 from __future__ import annotations
@@ -30,14 +30,21 @@ CHAINS: dict[str, list[Crash]] = {
 }
 
 
-async def all_due(trader: Trader) -> list[PaidOrder]:
+EVM_CHAINS: dict[str, list[Crash]] = {
+    "around the line": [("evm record", "before", 1), ("evm journal", "after", 1)],
+    "around the mark": [("evm mark", "before", 1), ("evm mark", "after", 1)],
+    "after they are handed over": [("evm publish", "after", 1), ("TransferSettled", "after", 1)],
+}
+
+
+async def all_due(trader: Trader, direction: str = "u2x") -> list[PaidOrder]:
     """Orders with confirmed deposits, whose payouts were paused until all were due."""
     switch = PauseSwitch(trader.stack.data_dir)
     async with trader.stack.serving() as at:
-        orders = [await trader.order(at, "u2x") for _ in range(ORDERS)]
+        orders = [await trader.order(at, direction) for _ in range(ORDERS)]
         switch.pause("the test wants them all at once")
         for _, address in orders:
-            await trader.pay("u2x", address)
+            await trader.pay(direction, address)
         for swap, _ in orders:
             await until_due(trader, at, swap)
         await trader.stop(at)
@@ -88,3 +95,27 @@ async def test_a_service_killed_while_it_pays_several_pays_each_once(
         await trader.stop(at)
     assert await paid_by(trader, swaps) == 1
     await trader.check()
+
+
+@pytest.mark.parametrize("crashes", EVM_CHAINS.values(), ids=EVM_CHAINS)
+async def test_service_killed_while_it_pays_several_in_usdc_pays_once(
+    trader: Trader, crashes: Sequence[Crash]
+) -> None:
+    swaps = await all_due(trader, "x2u")
+    for crash in crashes:
+        async with trader.stack.starting(crash) as at:  # it may be killed before it is ready
+            with suppress(Gone):
+                await at.ready()
+                await reaches(trader.stack, at, swaps[0].order_id, "completed")
+            await at.death(DEATH_SECONDS)
+    async with trader.stack.serving() as at:
+        await trader.finish(at, *swaps)
+        await trader.stop(at)
+    await trader.check()
+    with closing(sqlite3.connect(trader.stack.data_dir / DATABASE_NAME)) as books:
+        made = books.execute(
+            "SELECT nonce, prepared_at FROM evm_payments WHERE purpose = 'transfer'"
+            " ORDER BY nonce DESC LIMIT ?",
+            (ORDERS,),
+        ).fetchall()
+    assert made[0][0] - made[-1][0] == ORDERS - 1, "no nonce between them is another's"

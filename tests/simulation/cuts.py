@@ -44,6 +44,7 @@ class Scenario(NamedTuple):
 _USDC_IN, _XMR_IN = ("u2x", 150 * USDC), ("x2u", 8 * XMR // 10)
 SCENARIOS: Final = {
     "payout-of-usdc": Scenario([_XMR_IN]),
+    "payouts-of-usdc": Scenario([_XMR_IN] * 3),
     "payout-of-xmr": Scenario([_USDC_IN]),
     "refund-of-usdc": Scenario([("u2x", 60_000 * USDC)]),
     "refund-of-xmr": Scenario([("x2u", 400 * XMR)]),

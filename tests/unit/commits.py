@@ -38,7 +38,7 @@ async def record(books: JournaledBooks, order: Order) -> None:
         async def commit(rows: Rows) -> None:
             await books.evm.add_payment(paid, rows=rows)
 
-    await books.processor.record(signed, commit)
+    await books.processor.record([signed], commit)
 
 
 async def on_record(books: JournaledBooks, order: Order) -> tuple[TransferState | None, bool]:

@@ -121,7 +121,7 @@ async def _adopted(
     """Stands in for a proof from the chain."""
     assert others == []
     name = opened.transfer.transfer_id
-    await record(PreparedTransfer(txid, "02ff", (name,)), None)
+    await record([PreparedTransfer(txid, "02ff", (name,))], None)
     return Adopted(txid, (opened,), 5)
 
 

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
+    MOST_BYTES,
     BadAnswer,
     BatchRefused,
     CallLimit,
@@ -304,6 +305,88 @@ async def test_node_that_refuses_a_large_batch_is_sent_smaller_ones() -> None:
         with pytest.raises(BatchRefused):
             await rpc.read_all([("a", [])] * 4)
         assert await rpc.read_all([("a", [])] * 3) == [1, 1, 1]
+
+
+def refusing(most: int, sizes: list[int]) -> Handler:
+    """Answers batches of at most ``most`` calls by their methods, and notes the sizes of all."""
+
+    async def handler(request: web.Request) -> web.Response:
+        asked = await request.json()
+        calls = asked if isinstance(asked, list) else [asked]
+        sizes.append(len(calls))
+        if len(calls) > most:
+            return web.json_response(_NO_BATCHES)
+        answers = [{"id": call["id"], "result": call["method"]} for call in calls]
+        return web.json_response(answers if isinstance(asked, list) else answers[0])
+
+    return handler
+
+
+_SENDS = [("read_each", DaemonRpc.read_each), ("publish_each", DaemonRpc.publish_each)]
+
+
+@pytest.mark.parametrize("send", [send for _, send in _SENDS], ids=[name for name, _ in _SENDS])
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(50, [50, 50, 20]), (20, [50, 25, 12, 13, 12, 13, 12, 13, 12, 13, 20])],
+)
+async def test_many_calls_are_sent_in_batches_that_the_node_takes(
+    send: Callable[[DaemonRpc, list[tuple[str, list[object]]]], Awaitable[list[object]]],
+    most: int,
+    expected: list[int],
+) -> None:
+    sizes: list[int] = []
+    calls: list[tuple[str, list[object]]] = [(f"call {number}", []) for number in range(120)]
+    async with served(refusing(most, sizes)) as rpc:
+        assert await send(rpc, calls) == [method for method, _ in calls]
+        assert rpc.takes_batches
+    assert sizes == expected
+
+
+async def test_batch_holds_no_more_bytes_than_its_bound() -> None:
+    sizes: list[int] = []
+    raw = "0x" + "ab" * (MOST_BYTES // 6)
+    async with served(refusing(50, sizes)) as rpc:
+        await rpc.publish_each([("send", [raw])] * 5)
+    assert sizes == [2, 2, 1]
+
+
+async def test_node_without_batches_is_published_to_one_by_one() -> None:
+    sizes: list[int] = []
+    async with served(refusing(1, sizes)) as rpc:
+        assert rpc.takes_batches
+        assert await rpc.publish_each([("send", [])] * 4) == ["send"] * 4
+        assert not rpc.takes_batches
+        await rpc.publish_each([("send", [])] * 4)
+    assert sizes == [4, 1, 1, 1, 1, 1, 1, 1, 1]
+
+
+async def test_missing_answer_of_a_published_batch_is_unknown_alone() -> None:
+    async with served(echoing(lambda answers: [answers[2], answers[0]])) as rpc:
+        first, second, third = await rpc.publish_each([("a", []), ("b", []), ("c", [])])
+    assert (first, third) == ("a", "c")
+    assert isinstance(second, RpcOutcomeUnknown)
+
+
+async def test_lost_batch_is_not_published_again() -> None:
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        return web.Response(status=503)
+
+    async with served(handler) as rpc:
+        found = await rpc.publish_each([("a", []), ("b", [])])
+    assert [type(each) for each in found] == [HttpFailure, HttpFailure]
+    assert len(seen) == 1
+
+
+async def test_no_batch_is_published_after_the_lease() -> None:
+    async with DaemonRpc(
+        DaemonEndpoint("node", "http://127.0.0.1:1"), has_time=lambda: False
+    ) as rpc:
+        found = await rpc.publish_each([("a", []), ("b", [])])
+    assert ["lease" in str(each) for each in found] == [True, True]
 
 
 _NO_BATCHES: dict[str, object] = {

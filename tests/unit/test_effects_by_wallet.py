@@ -19,6 +19,7 @@ from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.orders.processor import Quarantine
 from rpcsvc.orders.scheduler.effects import MAX_AT_ONCE, EffectRunner
 from rpcsvc.store.leases import SETTLER, Lease
@@ -37,6 +38,9 @@ class FakeWallets:
         self.answered: list[str] = []
         self.answers = asyncio.Event()
         self.broken: set[str] = set()
+        self.at_once: dict[str, int] = {}
+        self.looked_up: list[str] = []
+        self.hangs: set[str] = set()
 
     def on_effects(self, _schedule: Any) -> None:
         pass
@@ -49,8 +53,11 @@ class FakeWallets:
     async def confirmations(self, _key: DepositKey) -> int:
         return 10
 
-    def transfers_per_payment(self, _network: str) -> int:
+    def signed_together(self, _network: str) -> int:
         return 1
+
+    def carried_at_once(self, network: str) -> int:
+        return self.at_once.get(network, 1)
 
     async def prepare(
         self, transfer: Transfer, _companions: Sequence[Transfer], _record: object
@@ -61,6 +68,13 @@ class FakeWallets:
             await self.answers.wait()
         self.answered.append(name)
         raise Unavailable("not now")
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        name = transfer.transfer_id.partition("/")[0]
+        self.looked_up.append(name)
+        if name in self.hangs:
+            await self.answers.wait()
+        return Verdict(Outcome.PENDING)
 
 
 class RunnerDriver:
@@ -90,6 +104,14 @@ class RunnerDriver:
         self.fake.orders[name] = order
         self.effects.schedule(name, [AdvanceTransfer(order.transfers[0].transfer_id)])
 
+    def sign(self, name: str) -> None:
+        """Have the order's transfer signed and published by now."""
+        order = self.fake.orders[name]
+        transfer_id = order.transfers[0].transfer_id
+        order = transition(order, ev.TransferPrepared(transfer_id, "tx", "raw"), NOW).order
+        published = transition(order, ev.TransferPublished(transfer_id), NOW).order
+        self.fake.orders[name] = published
+
     async def beat(self) -> int:
         """Start the due effects, and let them run as far as they can."""
         started = await self.effects.start_due()
@@ -107,6 +129,20 @@ async def test_a_wallet_that_hangs_keeps_no_other_waiting() -> None:
     assert [await driver.beat(), await driver.beat()] == [MAX_AT_ONCE, 17]
 
     assert driver.fake.asked == ["xmr_0", "usdc"]
+    await driver.effects.stop()
+
+
+async def test_look_up_that_hangs_keeps_no_other_waiting() -> None:
+    """Signed transfers need no writer; as many are looked up at once as the engine allows."""
+    driver = RunnerDriver()
+    driver.fake.at_once = {"monero": 2}
+    for number in range(4):
+        driver.due(f"xmr_{number}", XMR)
+        driver.sign(f"xmr_{number}")
+    driver.fake.hangs = {"xmr_0"}
+    await driver.beat()
+    assert driver.fake.looked_up == ["xmr_0", "xmr_1", "xmr_2", "xmr_3"]
+    driver.fake.hangs = {"xmr_0", "xmr_1", "xmr_2", "xmr_3"}
     await driver.effects.stop()
 
 

@@ -16,8 +16,9 @@ from rpcsvc.domain.withdrawals import Withdrawal, stepped
 from rpcsvc.settlement.onchain.engine import SignedPayments
 from rpcsvc.settlement.onchain.evm import records as evm
 from rpcsvc.settlement.onchain.evm.records import EvmAddress
-from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
+from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark, read_place
 from rpcsvc.settlement.onchain.journal_check import check_journal
+from rpcsvc.settlement.onchain.journal_entries import entries_of, is_restored, last_signed
 from rpcsvc.settlement.onchain.journal_replay import ReplayResult
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry
@@ -180,6 +181,64 @@ async def test_evm_payment_comes_back_with_its_attempts(tmp_path: Path) -> None:
             assert [item.txid for item in found.attempts][1:] == ["0xraised"]
             assert found.state is evm.EvmPaymentState.PUBLISHED
             assert await books.evm.next_nonce("arbitrum", HOT) == 5
+
+
+async def together(books: JournaledBooks) -> tuple[list[str], list[evm.EvmPayment]]:
+    """Payouts of two networks' orders that are signed together; one order is on record."""
+    order = await books.funded(await books.ordered(Direction.XMR_TO_USDC))
+    planned = order.transfers[0]
+    paid = [
+        evm_payment(planned.transfer_id, planned.units, planned.address, 4),
+        evm_payment("ord_lost/payout/1", 7, "0x07", 5),
+    ]
+    return [each.payment_id for each in paid], paid
+
+
+async def test_payouts_signed_together_are_adopted_together(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        names, payments = await together(books)
+        before = books.copy(tmp_path / "before.db")
+        await books.evm.add_payouts(payments, [])
+        assert len(read_place(tmp_path / FOLDER).lines) == 2, "a header, and one line for both"
+    put_back(tmp_path, before)  # as if the commit had not come
+    async with opened(tmp_path) as books:
+        assert books.adopted.payments == names
+        assert (books.adopted.orders, books.adopted.lost) == (names[:1], names[1:])
+        live = await books.evm.payments_in("arbitrum", evm.EvmPaymentState.PUBLISHED)
+        assert [each.nonce for each in live] == [4, 5]
+    problems, state = check_journal(tmp_path, tmp_path / FOLDER, [])
+    assert problems == []
+    assert "the last payment at" in state
+
+
+async def test_payouts_refused_together_are_void_together(tmp_path: Path) -> None:
+    """Their commit is rolled back; signed once more with the same bytes, they are not void."""
+    async with opened(tmp_path) as books:
+        names, payments = await together(books)
+        before = books.copy(tmp_path / "before.db")
+        impossible = statement("INSERT INTO monero_wallet (id) VALUES (7)", ())
+        with pytest.raises(StoreConflict):
+            await books.evm.add_payouts(payments, [impossible])
+        await books.evm.add_payouts(payments[:1], [])
+    put_back(tmp_path, before)
+    async with opened(tmp_path) as books:
+        assert books.adopted.payments == names[:1]
+        assert await books.evm.payment(names[1]) is None
+        assert await books.evm.next_nonce("arbitrum", HOT) == 5
+
+
+async def test_line_of_several_payments_is_no_sign_of_a_restore(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        own = books.journal.mark
+        _, payments = await together(books)
+        await books.evm.add_payouts(payments, [])
+        first = read_place(tmp_path / FOLDER).lines
+        await books.evm.add_payment(evm_payment("ord_2/payout/1", 7, "0x07", 6))
+        both = read_place(tmp_path / FOLDER).lines
+    assert not is_restored(first, own)
+    assert is_restored(both, own)
+    assert last_signed(first) == first[-1]
+    assert len(entries_of(first[-1])) == 2
 
 
 async def test_sweeps_come_back_as_they_ended(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.journal.files import (
     segments,
 )
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
-from rpcsvc.settlement.onchain.journal_entries import from_body
+from rpcsvc.settlement.onchain.journal_entries import entries_of
 from tests.unit.full_disk import Disk, disk
 
 __all__ = ["disk"]
@@ -81,7 +81,7 @@ async def write(to: PaymentJournal, count: int, start: int = 1) -> None:
 
 
 def numbers(place: Path) -> list[int]:
-    entries = [from_body(line.body) for line in read_place(place).lines]
+    entries = [entry for line in read_place(place).lines for entry in entries_of(line)]
     return [entry.to for entry in entries if isinstance(entry, AddressesEntry)]
 
 

@@ -255,7 +255,7 @@ async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) 
         if not under_way.is_set():
             under_way.set()
             await go_on.wait()
-        await record(PreparedTransfer(item.transfer_id, "raw", (item.transfer_id,)), None)
+        await record([PreparedTransfer(item.transfer_id, "raw", (item.transfer_id,))], None)
 
     rig.usdc.prepare, record = prepare, Recorder()
     first = asyncio.create_task(rig.engine.prepare(transfer(), [], record))

@@ -17,6 +17,7 @@ from rpcsvc.settlement.onchain.evm.gas import (
     EvmGas,
     GasPrice,
     L1Fee,
+    PricedCall,
     l1_fee_call,
     with_l1_margin,
     with_margin,
@@ -316,8 +317,17 @@ async def test_a_fee_beyond_all_reason_is_too_dear_and_nothing_else() -> None:
 
 
 async def needs(node: Node, *others: EvmPayment) -> int:
-    gas = gas_of(node)
-    return await gas.needed(order(b"\x01" * 68), GasPrice(3 * GWEI, GWEI), others)
+    call = PricedCall(order(b"\x01" * 68), GasPrice(3 * GWEI, GWEI))
+    first, both = await gas_of(node).needed([call, call], others)
+    (alone,) = await gas_of(node).needed([call], others)
+    assert (first, both - first) == (alone, await cost_of(node, call, *others))
+    return first
+
+
+async def cost_of(node: Node, call: PricedCall, *others: EvmPayment) -> int:
+    """Return the wei that one more call adds: its gas, and L1 data as long as the longest."""
+    longest = max((call.order, *(each.order for each in others)), key=lambda it: len(it.data))
+    return call.order.gas * call.price.max_fee + await L1Fee(connection_to(node)).of(longest)
 
 
 async def test_ether_is_needed_for_gas_and_l1_of_all_that_waits() -> None:

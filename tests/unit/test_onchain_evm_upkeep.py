@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -59,12 +60,12 @@ async def test_settled_sweep_mined_again_in_vain_is_not_replaced(
     async def payment(_: str) -> EvmPayment:
         return state["payment"]
 
-    offered = AsyncMock(return_value=SimpleNamespace(is_taken=True, more_may_help=False))
+    offered = AsyncMock(return_value=[SimpleNamespace(is_taken=True, more_may_help=False)])
     payments: Any = SimpleNamespace(
         gas=SimpleNamespace(
             is_too_low=AsyncMock(return_value=False), raised_price=AsyncMock(return_value=None)
         ),
-        board=board, verdict=verdict, payment=payment, hand_over=offered,
+        board=board, writer=asyncio.Lock(), verdict=verdict, payment=payment, hand_over=offered,
         paid_out_attempt=AsyncMock(return_value=None),
     )  # fmt: skip
     upkeep = EvmUpkeep(connection, payments, AsyncMock(), clock)

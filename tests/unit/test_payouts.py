@@ -33,7 +33,10 @@ class FakeWallets:
     async def confirmations(self, _key: DepositKey) -> int:
         return 10
 
-    def transfers_per_payment(self, _network: str) -> int:
+    def signed_together(self, _network: str) -> int:
+        return 1
+
+    def carried_at_once(self, _network: str) -> int:
         return 1
 
     async def prepare(self, transfer: Any, _companions: Any, _record: Any) -> None:

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
@@ -44,9 +45,14 @@ class At:
 
 @dataclass
 class FakeWallets:
-    """Signs for a transfer and its companions. ``meanwhile`` is called during signing."""
+    """Signs for a transfer and its companions. ``meanwhile`` is called during signing.
+
+    ``apart``: each in a transaction of its own. ``refused``: companions that are not signed.
+    """
 
     most: int = 15
+    apart: bool = False
+    refused: set[str] = field(default_factory=set)
     asked: list[list[str]] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
     meanwhile: Any = None
@@ -58,8 +64,11 @@ class FakeWallets:
             raise Unavailable("no node serves it")
         return 0 if key.txid in self.not_seen else 10
 
-    def transfers_per_payment(self, _network: str) -> int:
+    def signed_together(self, _network: str) -> int:
         return self.most
+
+    def carried_at_once(self, _network: str) -> int:
+        return 1
 
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
@@ -68,7 +77,12 @@ class FakeWallets:
         self.asked.append(ids)
         if self.meanwhile is not None:
             await self.meanwhile()
-        await record(PreparedTransfer(f"{len(self.asked):064x}", "bytes", tuple(ids)), None)
+        ids = [name for name in ids if name not in self.refused]
+        if self.apart:
+            made = [PreparedTransfer(f"tx of {name}", f"raw of {name}", (name,)) for name in ids]
+        else:
+            made = [PreparedTransfer(f"{len(self.asked):064x}", "bytes", tuple(ids))]
+        await record(made, None)
 
     async def look_up(self, _transfer: Transfer) -> Verdict:
         return Verdict(Outcome.ABSENT)
@@ -154,6 +168,45 @@ async def test_bytes_of_a_payment_are_recorded_once(driver: PayoutDriver) -> Non
     found = [order.transfers[0] for name in "abc" if (order := await driver.order(name))]
     assert [item.raw for item in found] == ["bytes", "", ""]
     assert {item.txid for item in found} == {f"{1:064x}"}
+
+
+async def test_transactions_signed_together_keep_their_own_bytes(driver: PayoutDriver) -> None:
+    first, *_ = [await driver.due(name) for name in "abc"]
+    driver.fake.apart = True
+    await driver.pay(first)
+    found = [order.transfers[0] for name in "abc" if (order := await driver.order(name))]
+    assert [item.raw for item in found] == [f"raw of {item.transfer_id}" for item in found]
+    assert await driver.states() == {"a": "published", "b": "prepared", "c": "prepared"}
+
+
+async def test_companion_that_is_not_signed_takes_no_place(
+    driver: PayoutDriver,
+) -> None:
+    first, second, third, fourth = [await driver.due(name) for name in "abcd"]
+    driver.fake.most, driver.fake.refused = 2, {second}
+    await driver.pay(first)
+    await driver.pay(third)
+    assert driver.fake.asked == [[first, second], [third, fourth]]
+    fifth = await driver.due("e")
+    driver.fake.refused.clear()
+    driver.clock.now += 60_001
+    await driver.pay(fifth)
+    assert driver.fake.asked[2:] == [[fifth, second]]
+
+
+async def test_companions_of_a_failed_batch_go_on_in_their_own_turns(
+    driver: PayoutDriver,
+) -> None:
+    first, second, third = [await driver.due(name) for name in "abc"]
+    driver.fake.meanwhile = AsyncMock(side_effect=ZeroDivisionError)
+    driver.fake.most = 2
+    assert await driver.pay(first) is False
+    driver.fake.meanwhile = None
+    await driver.pay(third)
+    await driver.pay(second)
+    await driver.pay(first)
+    assert driver.fake.asked == [[first, second], [third], [second], [first]]
+    assert await driver.states() == dict.fromkeys("abc", "published")
 
 
 async def test_no_more_go_along_than_a_payment_takes(driver: PayoutDriver) -> None:

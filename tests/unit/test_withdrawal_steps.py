@@ -94,7 +94,7 @@ class ScriptedWallets:
         self.chain.serial += 1
         txid = f"tx{self.chain.serial}"
         await record(
-            PreparedTransfer(txid, f"{self.chain.serial:02x}", (transfer.transfer_id,)), None
+            [PreparedTransfer(txid, f"{self.chain.serial:02x}", (transfer.transfer_id,))], None
         )
         self._at("after prepare")
 
@@ -411,7 +411,7 @@ async def test_bytes_that_pay_something_else_are_not_recorded(service: Service) 
     await service.made.make(asked())
 
     async def prepare(transfer: Transfer, companions: Any, record: Record) -> None:
-        await record(PreparedTransfer("tx", "00", (transfer.transfer_id, "ord_1/payout/1")), None)
+        await record([PreparedTransfer("tx", "00", (transfer.transfer_id, "ord_1/payout/1"))], None)
 
     service.wallets.prepare = prepare  # type: ignore[method-assign]
     with capture_logs():

@@ -7,6 +7,7 @@ removed permanently. Nothing is ever signed for a closed transfer. The service m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -130,11 +131,12 @@ class _Adoption:
         self._processor = OrderProcessor(store, self._clock, lambda _order: None)
         self._withdrawals = WithdrawalStore(database)
 
-    async def _record(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
+    async def _record(self, made: Sequence[PreparedTransfer], commit: Commit | None = None) -> None:
         """Record a payment together with the orders or the withdrawal that it pays."""
+        (signed,) = made
         item = await self._withdrawals.find(signed.transfer_ids[0])
         if item is None:
-            await self._processor.record(signed, commit)
+            await self._processor.record(made, commit)
             return
         if len(signed.transfer_ids) > 1:
             raise NotAdopted(f"{signed.txid} pays others besides {item.withdrawal_id}.")

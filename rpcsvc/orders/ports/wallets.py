@@ -51,10 +51,10 @@ class PreparedTransfer(Struct, frozen=True):
     transfer_ids: tuple[str, ...]
 
 
-# Puts a signed transaction on record with its orders, and by the commit with its wallet's rows, all
-# or none. Raises ImpossibleTransition when an order no longer waits for its transfer, and
+# Puts signed transactions on record with their orders, and by the commit with their wallet's rows,
+# all or none. Raises ImpossibleTransition when an order no longer waits for its transfer, and
 # errors.Unavailable: nothing is on record then, and nothing may be published.
-Record = Callable[[PreparedTransfer, Commit | None], Awaitable[None]]
+Record = Callable[[Sequence[PreparedTransfer], Commit | None], Awaitable[None]]
 
 
 class Outcome(StrEnum):
@@ -240,15 +240,22 @@ class Wallets(OrderingWallets, Protocol):
         """
         ...
 
-    def transfers_per_payment(self, network: str) -> int:
-        """Return the most transfers that one transaction of a network may carry out."""
+    def signed_together(self, network: str) -> int:
+        """Return the most transfers of a network that are signed and recorded together."""
+        ...
+
+    def carried_at_once(self, network: str) -> int:
+        """Return how many transfers of a network are carried on side by side.
+
+        One at a time is signed and published; the others are looked up.
+        """
         ...
 
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
     ) -> None:
         """Sign without publishing, and ``record`` it. ``companions`` are due on the transfer's
-        network and may be paid by its transaction.
+        network and may be signed with it, in one transaction or each in its own.
 
         Raises TransferRejected; after any other failure nothing is on record, and it may be
         retried.
@@ -256,7 +263,10 @@ class Wallets(OrderingWallets, Protocol):
         ...
 
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Publish the transfer's signed bytes; repeating it is safe."""
+        """Publish the transfer's signed bytes; repeating it is safe.
+
+        Others of its network that are signed and were never published may go out with it.
+        """
         ...
 
     async def look_up(self, transfer: Transfer) -> Verdict:

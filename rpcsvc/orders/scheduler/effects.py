@@ -1,7 +1,8 @@
 """Carries out effects after their commit, each until it is done, and again after a crash.
 
-Wallets work side by side, each on one transfer at a time: one that hangs delays no other. The
-schedule is in memory, the effects are in the store: ``recover`` schedules them again.
+Wallets work side by side: one that hangs delays no other. Each signs and publishes in one turn at a
+time, and looks up as many transfers at once as its engine allows. The schedule is in memory, the
+effects are in the store: ``recover`` schedules them again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from rpcsvc.store.orders import OrderStore
 log = structlog.get_logger(__name__)
 
 MAX_BACKOFF_MS = 60_000
-MAX_AT_ONCE = 64
+MAX_AT_ONCE = 128
 # After the requests in flight (graceful_seconds), and within the unit's TimeoutStopSec.
 STOP_SECONDS = 10.0
 TRIES_PER_PAUSE = 8
@@ -147,10 +148,11 @@ class EffectRunner:
             self._begin(self._run(pending), f"effect {pending.order_id}")
             return
         network = transfer.network
-        if network not in self._queues:
-            self._queues[network] = WalletQueue()
+        waiting = self._queues.setdefault(network, WalletQueue())
+        waiting.add(transfer.kind, pending)
+        if waiting.workers < self._payouts.carried_at_once(network):
+            waiting.workers += 1
             self._begin(self._run_queue(network), f"transfers {network}")
-        self._queues[network].add(transfer.kind, pending)
 
     async def _transfer_of(self, pending: PendingEffect) -> Transfer | None:
         """The transfer that needs a wallet; None when the effect needs none, or has no record."""
@@ -245,7 +247,9 @@ class EffectRunner:
                 # While payouts are paused nothing in a run waits for anything: let others in.
                 await asyncio.sleep(0)
         finally:
-            del self._queues[network]
+            waiting.workers -= 1
+            if not waiting.workers:
+                del self._queues[network]
 
     async def _run(self, pending: PendingEffect) -> None:
         again: Then | AwaitsBlock | int = Then.RETRY
@@ -339,9 +343,10 @@ class EffectRunner:
 
 
 class WalletQueue:
-    """Pending transfers of one wallet."""
+    """Pending transfers of one wallet. ``workers``: the tasks that take from it."""
 
     def __init__(self) -> None:
+        self.workers = 0
         self._payouts: deque[PendingEffect] = deque()
         self._refunds: deque[PendingEffect] = deque()
         self._turn = (self._payouts, self._refunds)  # the first goes next, if any waits there

@@ -50,8 +50,9 @@ class Payments(Protocol):
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
     ) -> None:
-        """Sign and ``record`` without publishing. Raises TransferRejected; after any other failure
-        nothing is on record, and it may be retried.
+        """Sign and ``record`` without publishing, with those of ``companions`` that can be signed
+        now. Raises TransferRejected for the transfer; after any other failure nothing is on record,
+        and it may be retried.
         """
         ...
 
@@ -74,14 +75,19 @@ class Payments(Protocol):
 class ServedNetwork(Protocol):
     """A network as the engine sees it. Units are atomic ones of the network's asset.
 
-    ``transfers_per_payment``: the most transfers that one transaction may carry out.
+    ``carried_at_once``: how many transfers are carried on side by side.
     ``block_seconds``: the typical time between blocks, in whole seconds, at least 1.
     """
 
     asset: Asset
     payments: Payments
-    transfers_per_payment: int
+    carried_at_once: int
     block_seconds: int
+
+    @property
+    def signed_together(self) -> int:
+        """The most transfers that are signed and recorded together."""
+        ...
 
     def fee(self) -> int:
         """Return the network fee of a transfer, with a margin.

@@ -13,7 +13,7 @@ Failures are classified by whether the node may have acted, which decides over m
     |   +-- HttpFailure        an HTTP error status without a JSON-RPC error in it
     |   +-- TooManyCalls       it asks for fewer calls (HTTP 429, or an error that says so)
     +-- NodeError          its own error answer; even this is no proof that it did nothing
-    +-- BatchRefused       it takes no batch of calls: only reads are sent as one
+    +-- BatchRefused       it takes no batch of calls: it has read none of them
 
 A cancelled call is an unknown outcome too. Only reads are repeated, never what may move money.
 A node that asks for fewer calls gets none for a while (``CallLimit``), from any caller.
@@ -77,6 +77,11 @@ _LONGEST_RETRY_AFTER_MS: Final = 5 * 60_000
 _BATCH_UNKNOWN: Final = (400, 404, 405, 413, 415, 422, 501)
 # A node that refused a batch is sent none for so long: it may be another one by then.
 _NO_BATCH_MS: Final = 10 * 60_000
+# The most calls and bytes of a batch; a node that refuses one may take a smaller one.
+MOST_CALLS: Final = 50
+MOST_BYTES: Final = 128 * 1024
+# A refused batch of so few calls is not divided: its calls are sent one by one.
+_FEW_CALLS: Final = 8
 # Steps of the event loop in which the reads of a batch begin: a nested gather takes one more.
 _STEPS: Final = 3
 _LONGEST_QUOTE: Final = 300
@@ -356,22 +361,60 @@ class DaemonRpc:
     async def read_each(self, calls: Sequence[Call]) -> list[Any]:
         """Return the results of calls that change nothing, or the failure of each, in their order.
 
-        They are sent as one batch, or one by one to a node that takes none.
+        They are sent as batches, or one by one to a node that takes none.
         """
-        if len(calls) > 1:
-            try:
-                return await self.read_all(calls)
-            except BatchRefused:
-                pass
-            except RpcFailure as failure:
-                return [failure] * len(calls)
-        return [await self._read_or_failure(*call) for call in calls]
 
-    async def _read_or_failure(self, method: str, params: Any) -> Any:
-        try:
+        async def alone(method: str, params: Any) -> Any:
             return await self._repeating(lambda: self.act(method, params))
-        except RpcFailure as failure:
-            return failure
+
+        return await self._divided(calls, self.read_all, alone)
+
+    async def publish_each(self, calls: Sequence[Call]) -> list[Any]:
+        """Return the results of calls that publish, or the failure of each, in their order.
+
+        They are sent as ``read_each`` sends its calls, and not repeated; none is sent (NotSent)
+        once the lease has no time left. Of a batch that the node refuses each is sent once more: it
+        must be safe to repeat.
+        """
+
+        async def together(batch: Sequence[Call]) -> list[Any]:
+            return await self._batch(batch, publishes=True)
+
+        async def alone(method: str, params: Any) -> Any:
+            return await self.act(method, params, publishes=True)
+
+        return await self._divided(calls, together, alone)
+
+    async def _divided(
+        self,
+        calls: Sequence[Call],
+        together: Callable[[Sequence[Call]], Awaitable[list[Any]]],
+        alone: Callable[[str, Any], Awaitable[Any]],
+    ) -> list[Any]:
+        """Return the result or the failure of each call, sent in batches that the node takes."""
+        found: list[Any] = []
+        waiting = _batches(calls)[::-1]
+        while waiting:
+            batch = waiting.pop()
+            try:
+                found += await together(batch) if len(batch) > 1 else [await alone(*batch[0])]
+            except BatchRefused:
+                if len(batch) <= _FEW_CALLS:
+                    waiting += [[call] for call in reversed(batch)]
+                else:
+                    half = len(batch) // 2
+                    waiting += [batch[half:], batch[:half]]
+            except RpcFailure as failure:
+                found += [failure] * len(batch)
+                if isinstance(failure, TimedOut):  # the node hangs: so would the others
+                    return found + [failure] * sum(map(len, waiting))
+        return found
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether the node has not refused, lately, even a batch of a few calls."""
+        size, at = self._refused_batch or (MOST_CALLS, 0)
+        return size > _FEW_CALLS or steady_ms() - at >= _NO_BATCH_MS
 
     async def read_all(self, calls: Sequence[Call]) -> list[Any]:
         """Return the results of calls that change nothing, sent as one batch, in their order.
@@ -407,15 +450,15 @@ class DaemonRpc:
         body = {"jsonrpc": "2.0", "id": str(next(self._ids)), "method": method}
         return body if params is None else body | {"params": params}
 
-    async def _batch(self, calls: Sequence[Call]) -> list[Any]:
+    async def _batch(self, calls: Sequence[Call], *, publishes: bool = False) -> list[Any]:
         name = " and ".join(dict.fromkeys(method for method, _ in calls))
         size, at = self._refused_batch or (len(calls) + 1, 0)
         if len(calls) >= size and steady_ms() - at < _NO_BATCH_MS:
             raise BatchRefused(self.endpoint.name, name, "it has refused a batch of calls before")
         bodies = [self._body(method, params) for method, params in calls]
-        status, content = await self._post(self._rpc_path, name, bodies, None)
+        status, content = await self._post(self._rpc_path, name, bodies, None, publishes)
         try:
-            return self._results(name, bodies, status, content)
+            return self._results(name, bodies, status, content, is_each=publishes)
         except BatchRefused as refused:
             log.warning("batch_refused", node=self.endpoint.name, reason=str(refused))
             self._refused_batch = (len(calls), steady_ms())
@@ -526,9 +569,18 @@ class DaemonRpc:
         return answer
 
     def _results(
-        self, name: str, bodies: Sequence[JsonObject], status: int, content: bytes
+        self,
+        name: str,
+        bodies: Sequence[JsonObject],
+        status: int,
+        content: bytes,
+        *,
+        is_each: bool,
     ) -> list[Any]:
-        """Return the results of a batch, whose answers may come in any order."""
+        """Return the results of a batch, whose answers may come in any order.
+
+        ``is_each``: a bad or missing answer is the failure of its call, and not of all.
+        """
         node = self.endpoint.name
         try:
             answers = self._json(name, status, content)
@@ -541,17 +593,18 @@ class DaemonRpc:
         if not isinstance(answers, list) or not all(isinstance(item, dict) for item in answers):
             raise BadAnswer(node, name, "the answer is not a list of JSON objects")
         if len(answers) == 1 and answers[0].get("id") is None:
-            refusal = self._outcome({"method": name, "id": None}, answers[0])
+            refusal = self._outcome({"method": name, "id": None}, answers[0], NodeError)
             raise BatchRefused(node, name, f"no batches: {refusal}")
         by_id = {item.get("id"): item for item in answers if isinstance(item.get("id"), str)}
-        return [self._outcome(body, by_id.get(body["id"], {})) for body in bodies]
+        kept = RpcFailure if is_each else NodeError
+        return [self._outcome(body, by_id.get(body["id"], {}), kept) for body in bodies]
 
-    def _outcome(self, body: JsonObject, answer: JsonObject) -> Any:
-        """Return the result of one call of a batch, or the node's error."""
+    def _outcome(self, body: JsonObject, answer: JsonObject, kept: type[RpcFailure]) -> Any:
+        """Return the result of one call of a batch, or its failure if it is a ``kept`` one."""
         try:
             return self._result(body["method"], body["id"], answer)
-        except NodeError as error:
-            return error
+        except kept as failure:
+            return failure
 
     def _result(self, method: str, number: str, answer: JsonObject) -> Any:
         name = self.endpoint.name
@@ -567,6 +620,20 @@ class DaemonRpc:
             raise BadAnswer(name, method, "it is not the answer to this call")
         self._limit.answered()
         return answer["result"]
+
+
+def _batches(calls: Sequence[Call]) -> list[list[Call]]:
+    """Divide calls into batches within the bounds; a call that is larger is a batch of its own."""
+    batches: list[list[Call]] = []
+    room = 0
+    for call in calls:
+        size = len(json.dumps(call, allow_nan=False))
+        if not batches or len(batches[-1]) == MOST_CALLS or size > room:
+            batches.append([])
+            room = MOST_BYTES
+        batches[-1].append(call)
+        room -= size
+    return batches
 
 
 # Types of an answer's fields: nothing is converted. A whole number is not negative.

@@ -180,8 +180,9 @@ class PayoutGuard:
         is too large, or too much for one day.
         """
         async with self._counting:
-            await self._require_within_caps(transfer)
-            passed = await self._within_caps(companions, after=transfer)
+            sent = await self._sent(transfer.asset)
+            await self._require_within_caps(transfer, sent)
+            passed = await self._within_caps(companions, sent + transfer.units)
             units = sum(item.units for item in (transfer, *passed))
             self._passing[transfer.asset] += units
         try:
@@ -189,36 +190,36 @@ class PayoutGuard:
         finally:
             self._passing[transfer.asset] -= units
 
-    async def _require_within_caps(self, transfer: Transfer) -> None:
+    async def _sent(self, asset: Asset) -> int:
+        """Return the units of a day, those that are being signed included."""
+        # In this order: a payment committed meanwhile counts twice, rather than not at all.
+        passing = self._passing[asset]
+        return passing + await self._signed.sent_since(asset, self._clock.now_ms() - DAY_MS)
+
+    async def _require_within_caps(self, transfer: Transfer, sent: int) -> None:
         self._held.pop(transfer.transfer_id, None)
-        problem = await self._signed.unmatched(transfer) or await self._over(transfer)
+        problem = await self._signed.unmatched(transfer) or self._over(transfer, sent)
         if problem is not None:
             self._held[transfer.transfer_id] = _WaitingTransfer(problem, self._clock.now_ms())
             raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
 
-    async def _within_caps(
-        self, transfers: Sequence[Transfer], *, after: Transfer
-    ) -> list[Transfer]:
-        """Return the transfers that may go out together with ``after``; the others stay queued."""
+    async def _within_caps(self, transfers: Sequence[Transfer], sent: int) -> list[Transfer]:
+        """Return the transfers that may go out in addition to ``sent``; the others stay queued."""
         passed: list[Transfer] = []
-        units = after.units
         for transfer in transfers:
-            if await self._signed.unmatched(transfer) is None and (
-                await self._over(transfer, besides=units) is None
+            if self._over(transfer, sent) is None and (
+                await self._signed.unmatched(transfer) is None
             ):
                 passed.append(transfer)
-                units += transfer.units
+                sent += transfer.units
         return passed
 
-    async def _over(self, transfer: Transfer, besides: int = 0) -> str | None:
-        """Return the cap that a transfer exceeds, if ``besides`` units are signed in addition."""
+    def _over(self, transfer: Transfer, sent: int) -> str | None:
+        """Return the cap that a transfer exceeds after the ``sent`` units of a day."""
         caps, asset = self._caps[transfer.asset], transfer.asset
         if transfer.units > caps.per_transfer:
             return _over("the cap per transfer", caps.per_transfer, asset)
-        # In this order: a payment committed meanwhile counts twice, rather than not at all.
-        passing = self._passing[asset]
-        sent = passing + await self._signed.sent_since(asset, self._clock.now_ms() - DAY_MS)
-        if sent + besides + transfer.units > caps.per_day:
+        if sent + transfer.units > caps.per_day:
             return _over("the cap per day", caps.per_day, asset)
         return None
 
@@ -431,8 +432,12 @@ class OnchainEngine(Wallets):
     # --- transfers -----------------------------------------------------------------------------
 
     @override
-    def transfers_per_payment(self, network: str) -> int:
-        return self._of(network).transfers_per_payment
+    def signed_together(self, network: str) -> int:
+        return self._of(network).signed_together
+
+    @override
+    def carried_at_once(self, network: str) -> int:
+        return self._of(network).carried_at_once
 
     @override
     async def prepare(
@@ -441,7 +446,7 @@ class OnchainEngine(Wallets):
         network = self._of(transfer.network)
         if (known := await network.payments.recorded(transfer)) is not None:
             # The payment journal brought it back before its order planned it: it is out already.
-            await record(known, None)
+            await record([known], None)
             return
         await self._guard.look()
         self._guard.require_open()

@@ -14,10 +14,9 @@ from rpcsvc.settlement.onchain.journal.files import (
     JournalPosition,
     Line,
     Mark,
-    VoidEntry,
     read_place,
 )
-from rpcsvc.settlement.onchain.journal_entries import from_body, latest
+from rpcsvc.settlement.onchain.journal_entries import entries_of, latest
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 
@@ -68,16 +67,14 @@ def _unrecorded(
     Payments that a replay skips on purpose do not count.
     """
     upto = mark.at.line if mark is not None else 0
-    known = [(line.at.line, from_body(line.body)) for line in lines if line.at.line <= upto]
-    entries = {number: entry for number, entry in known if entry is not None}
-    void = {(e.payment_id, e.txid) for e in entries.values() if isinstance(e, VoidEntry)}
-    kept = {id(entry) for entry in latest(list(entries.values()), void)}
-    for number, entry in entries.items():
+    known = [line for line in lines if line.at.line <= upto]
+    entries = [(line.at.line, entry) for line in known for entry in entries_of(line)]
+    kept = {id(entry) for entry in latest([entry for _, entry in entries])}
+    for number, entry in entries:
         if id(entry) not in kept or not isinstance(entry, MoneroEntry | EvmEntry):
             continue
         txid = _txid(entry)
-        is_void = (entry.payment.payment_id, txid) in void
-        if not is_void and reader.execute(_RECORDED, (txid,)).fetchone() is None:
+        if reader.execute(_RECORDED, (txid,)).fetchone() is None:
             yield f"line {number} of the payment journal is not in the database: {txid}"
 
 
@@ -90,7 +87,7 @@ def _txid(entry: MoneroEntry | EvmEntry) -> str:
 def _journal_state(found: JournalContents, mark: Mark | None) -> str:
     if not found.lines:
         return "payment journal: none"
-    times = [line.body["at"] for line in found.lines if "at" in line.body]
+    times = [body["at"] for line in found.lines for body in line.bodies if "at" in body]
     behind = found.end.line - (mark.at.line if mark else 0)
     torn = f", {found.torn} bytes of an unfinished line" if found.torn else ""
     return (

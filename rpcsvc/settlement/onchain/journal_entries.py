@@ -6,7 +6,7 @@ Amounts are atomic units, times ms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
@@ -44,18 +44,22 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Entry]]] = {
 }
 
 
-def from_body(body: Mapping[str, Any]) -> Entry | None:
-    """The entry of a line; None for a header. Raises ValueError for a line that it can't read."""
-    kind = body["kind"]
+def entries_of(line: Line) -> list[Entry]:
+    """Return the entries of a line; none for a header. Raises ValueError for a line that it can't
+    read.
+    """
+    number, kind = line.at.line, line.kind
     if kind == HEADER:
-        return None
-    if kind not in _READERS:
-        raise ValueError(f"line {body['line']} of the journal is of the unknown kind {kind!r}")
+        return []
     try:
-        return _READERS[kind](body)
+        kinds = [body["kind"] for body in line.bodies]
+        if unknown := [kind for kind in kinds if kind not in _READERS]:
+            kind = unknown[0]
+            raise ValueError(f"line {number} of the journal is of the unknown kind {kind!r}")
+        return [_READERS[body["kind"]](body) for body in line.bodies]
     except (KeyError, TypeError, AttributeError) as error:
         # With the right sum, it is another version's.
-        raise ValueError(f"line {body['line']} of the journal is no {kind} ({error!r})") from error
+        raise ValueError(f"line {number} of the journal is no {kind} ({error!r})") from error
 
 
 # --- one database, the journals of several replicas ------------------------------------------
@@ -93,12 +97,16 @@ def is_ahead(heads: Iterable[HeldLease], marks: Sequence[Mark]) -> bool:
 
 
 def last_signed(lines: Sequence[Line]) -> Line | None:
-    """The last line if it is of a signed payment: all that may have had no commit.
+    """The last line if it is of signed payments: all that may have had no commit.
 
     Each earlier one was committed, or voided, before the next was written.
     """
-    entries = [line for line in lines if line.kind != HEADER]
-    return entries[-1] if entries and entries[-1].kind in _SIGNED else None
+    written = [line for line in lines if line.kind != HEADER]
+    return written[-1] if written and _is_signed(written[-1]) else None
+
+
+def _is_signed(line: Line) -> bool:
+    return all(body["kind"] in _SIGNED for body in line.bodies)
 
 
 def is_refused(last: Line, own: Mark | None, marks: Sequence[Mark]) -> bool:
@@ -115,47 +123,50 @@ def is_refused(last: Line, own: Mark | None, marks: Sequence[Mark]) -> bool:
 def is_restored(lines: Sequence[Line], own: Mark | None) -> bool:
     """Whether these lines, which a database lacks, prove that it is a restored copy.
 
-    A process that is killed leaves at most one signed payment without a commit, and that under the
-    lease of the last commit. A replica that adopts it first writes its line again; killed in that
-    moment, it finds two lines of the one payment.
+    A process that is killed leaves at most one line of signed payments without a commit, and that
+    under the lease of the last commit. A replica that adopts it first writes it again; killed in
+    that moment, it finds two lines of the same payments.
     """
-    read = [(line, from_body(line.body)) for line in lines]
+    read = [(line, entry) for line in lines for entry in entries_of(line)]
     void = [entry for _, entry in read if isinstance(entry, VoidEntry)]
     first: dict[Entry, Line] = {}
     for line, entry in read:
-        if entry is not None and line.kind in _SIGNED and void_of(entry) not in void:
+        if _is_signed(line) and void_of(entry) not in void:
             first.setdefault(entry, line)
-    signed = first.values()
-    return len(signed) > 1 or any(own is None or line.lease != own.lease for line in signed)
+    signed = {line.at.line: line for line in first.values()}
+    is_other = any(own is None or line.lease != own.lease for line in signed.values())
+    return len(signed) > 1 or is_other
 
 
-def void_of(entry: Entry | None) -> VoidEntry | None:
+def void_of(entry: Entry) -> VoidEntry | None:
     """The entry that voids a signed payment; None: nothing voids it."""
     return entry.void if isinstance(entry, MoneroEntry | EvmEntry) else None
 
 
-def latest(entries: Sequence[Entry], void: Collection[tuple[str, str]]) -> list[Entry]:
-    """Return the entries without payments that a later one replaced; ``void``: (payment id, txid).
+def latest(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries without payments that a later one voided or replaced.
 
-    The database took the later one, so it knew that the earlier one was over.
+    The database took the later one, so it knew that the earlier one was over. A payment that was
+    voided may be recorded once more after that, with the same bytes: then it is none of the voided.
     """
     kept: list[Entry] = []
+    void: set[VoidEntry] = set()
     claimed: set[str] = set()
     for entry in reversed(entries):
-        claims = _claims(entry, void)
-        if claims & claimed:
+        if isinstance(entry, VoidEntry):
+            void.add(entry)
+        claims = _claims(entry)
+        if claims & claimed or void_of(entry) in void:
             continue
         claimed |= claims
         kept.append(entry)
     return kept[::-1]
 
 
-def _claims(entry: Entry, void: Collection[tuple[str, str]]) -> set[str]:
+def _claims(entry: Entry) -> set[str]:
     """The resources that only one payment can claim: a transfer, an output, a nonce."""
     if isinstance(entry, MoneroEntry):
         payment = entry.payment
-        if (payment.payment_id, payment.txid) in void:
-            return set()
         payees = {item.transfer_id for item in payment.payees}
         return payees | set(payment.key_images)
     if isinstance(entry, EvmEntry):

@@ -34,11 +34,12 @@ from rpcsvc.settlement.onchain.journal.files import (
     Line,
     Mark,
     VoidEntry,
+    as_one,
 )
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal, marks_of, put_mark
 from rpcsvc.settlement.onchain.journal_entries import (
     Entry,
-    from_body,
+    entries_of,
     is_ahead,
     is_continued,
     is_later,
@@ -178,16 +179,14 @@ class JournalReplay:
         self._withdrawals = WithdrawalStore(database)
         self._processor = OrderProcessor(self._store, clock, lambda _order: None)
         self._done = ReplayResult()
-        self._void: set[tuple[str, str]] = set()
 
     async def run(self, lines: Sequence[Line], mark: Mark) -> ReplayResult:
         """Adopt the payments of these lines; ``mark`` is the end of the journal.
 
         Raises errors.Unavailable, and ValueError for a line that this version does not know.
         """
-        entries = [entry for line in lines if (entry := from_body(line.body)) is not None]
-        self._void = {(e.payment_id, e.txid) for e in entries if isinstance(e, VoidEntry)}
-        for entry in latest(entries, self._void):
+        entries = [entry for line in lines for entry in entries_of(line)]
+        for entry in latest(entries):
             try:
                 await self._adopt(entry)
             except StoreConflict as conflict:
@@ -219,7 +218,7 @@ class JournalReplay:
 
     async def _adopt_monero(self, payment: monero.MoneroPayment) -> None:
         name, txid = payment.payment_id, payment.txid
-        if await self._monero.has_transaction(txid) or (name, txid) in self._void:
+        if await self._monero.has_transaction(txid):
             return
         is_transfer = payment.purpose is monero.MoneroPurpose.TRANSFER
         paid = [(each.transfer_id, each.address, each.units) for each in payment.payees]
@@ -228,13 +227,13 @@ class JournalReplay:
         async def commit(rows: Rows) -> None:
             await self._monero.add_payment(payment, rows)
 
-        await self._processor.record(PreparedTransfer(txid, payment.raw, waiting), commit)
+        await self._processor.record([PreparedTransfer(txid, payment.raw, waiting)], commit)
         await self._note(name, txid, waiting, lost)
 
     async def _adopt_evm(self, entry: EvmEntry) -> None:
         payment, order = entry.payment, entry.payment.order
         name, first = payment.payment_id, payment.attempts[0]
-        if await self._evm.has_transaction(first.txid) or (name, first.txid) in self._void:
+        if await self._evm.has_transaction(first.txid):
             return
         if entry.sweep is not None:
             await self._know_address(entry.sweep)
@@ -245,7 +244,7 @@ class JournalReplay:
         async def commit(rows: Rows) -> None:
             await self._evm.add_payment(payment, entry.sweep, rows=rows)
 
-        await self._processor.record(PreparedTransfer(first.txid, first.raw, waiting), commit)
+        await self._processor.record([PreparedTransfer(first.txid, first.raw, waiting)], commit)
         await self._note(name, first.txid, waiting, lost)
 
     async def _waiting(
@@ -331,10 +330,10 @@ async def _decided(
     """Write down whether the last line is adopted or void: in another copy it must not go the other
     way.
     """
-    entry = from_body(last.body)
-    note = void_of(entry) if is_refused else entry
-    if note is not None:
-        await journal.write(note)
+    entries = entries_of(last)
+    voids = [void for entry in entries if (void := void_of(entry)) is not None]
+    if notes := voids if is_refused else entries:
+        await journal.write(as_one(notes))
     if not is_refused:
         return tuple(lines)
     log.info("journal_line_refused", line=last.at.line, kind=last.kind)

@@ -302,8 +302,12 @@ class SandboxEngine(Wallets, RateSource):
         return False
 
     @override
-    def transfers_per_payment(self, network: str) -> int:
+    def signed_together(self, network: str) -> int:
         # Each transfer is a transaction of its own.
+        return 1
+
+    @override
+    def carried_at_once(self, network: str) -> int:
         return 1
 
     @override
@@ -328,7 +332,7 @@ class SandboxEngine(Wallets, RateSource):
         }
         raw = json.dumps(body, separators=(",", ":")).encode()
         txid = hashlib.sha256(raw).hexdigest()
-        await record(PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,)), None)
+        await record([PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,))], None)
 
     @override
     async def publish(self, transfer: Transfer) -> Verdict:

@@ -154,7 +154,7 @@ async def test_flows_are_of_orders_made_since(database: Tables) -> None:
         payouts.append(payout.units)
         signed = PreparedTransfer(f"out{made}", "00", (payout.transfer_id,))
         if made != 4:  # that payout is only planned
-            await processor.record(signed)
+            await processor.record([signed])
     network, paid_on = new.deposit_network, new.payout_network
     for since in range(6):
         found = await books.flows(NOW + since)

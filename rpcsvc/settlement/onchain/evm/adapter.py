@@ -63,6 +63,12 @@ KEPT_MS: Final = 60_000
 # and its fee is quoted with room for the base fee to double.
 IDLE_MS: Final = 5_000
 _MOST_KEPT: Final = 4_096
+# The most payouts that are signed and recorded together, where the node takes batches and where it
+# doesn't: they share the time limit of one.
+MOST_TOGETHER: Final = 50
+FEW_TOGETHER: Final = 4
+# Look-ups of one network at the same time.
+MOST_AT_ONCE: Final = 8
 
 
 class Ledgers(Struct, frozen=True):
@@ -145,7 +151,7 @@ class EvmNetworkAdapter(ServedNetwork):
     """A network: its node, deposits, payments, sweeps and signed authorizations."""
 
     asset: Asset = USDC
-    transfers_per_payment = 1
+    carried_at_once = MOST_AT_ONCE
 
     def __init__(
         self,
@@ -184,6 +190,11 @@ class EvmNetworkAdapter(ServedNetwork):
             lambda: switch.reason() is not None,
         )
         self._fault: str | None = None
+
+    @property
+    def signed_together(self) -> int:
+        """The most payouts at consecutive nonces: few where each of their calls goes alone."""
+        return MOST_TOGETHER if self.client.rpc.takes_batches else FEW_TOGETHER
 
     @property
     def problem(self) -> str | None:

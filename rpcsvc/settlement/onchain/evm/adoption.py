@@ -73,11 +73,11 @@ class EvmAdoption:
             async def commit(rows: Rows) -> None:
                 await self._ledger.add_payment(payment, rows=rows)
 
-            await record(payment.prepared, commit)
+            await record([payment.prepared], commit)
         else:
             await self._raise(wanted.transfer, known, fields, attempt)
             if wanted.transfer.state is TransferState.PLANNED:
-                await record(known.prepared, None)
+                await record([known.prepared], None)
         extra = self._sent(receipt) - wanted.transfer.units
         first = attempt if known is None else known.attempts[0]
         return Adopted(first.txid, (wanted,), receipt.block_number, extra)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import structlog
@@ -62,6 +63,13 @@ class GasPrice(Struct, frozen=True):
 
     max_fee: int
     tip: int
+
+
+class PricedCall(NamedTuple):
+    """A call that is to be signed, and the price offered for it."""
+
+    order: EvmPaymentOrder
+    price: GasPrice
 
 
 class CallCost(NamedTuple):
@@ -235,19 +243,18 @@ class EvmGas:
             payment.order.gas, left,
         )  # fmt: skip
 
-    async def needed(
-        self, order: EvmPaymentOrder, price: GasPrice, waiting: Sequence[EvmPayment]
-    ) -> int:
-        """Return the wei that the hot wallet may need for a new call and for those that wait to be
-        mined.
+    async def needed(self, calls: Sequence[PricedCall], waiting: Sequence[EvmPayment]) -> list[int]:
+        """Return the wei that the hot wallet may need for the first of the new calls, for the first
+        two, and so on, each time with those that wait to be mined.
 
         Raises Unavailable while the L1 part is not known, for which each call counts as the
         longest.
         """
-        orders = [order, *(item.order for item in waiting)]
-        longest = max(orders, key=lambda item: len(item.data))
-        l1_fees = len(orders) * await self._l1.of(longest)
-        return order.gas * price.max_fee + sum(item.most_fee for item in waiting) + l1_fees
+        orders = [order for order, _ in calls] + [item.order for item in waiting]
+        l1_fee = await self._l1.of(max(orders, key=lambda item: len(item.data)))
+        before = sum(item.most_fee + l1_fee for item in waiting)
+        costs = (order.gas * price.max_fee + l1_fee for order, price in calls)
+        return [before + cost for cost in accumulate(costs)]
 
     async def is_too_low(self, payment: EvmPayment) -> bool:
         """Whether the next block would not take the payment for its price."""

@@ -268,14 +268,31 @@ class EvmClient:
 
     async def submit(self, raw: bytes) -> EvmSubmissionResult:
         """Publish a signed transaction. Repeating it is safe."""
+        (said,) = await self._published([raw])
+        if isinstance(said, RpcFailure):
+            raise said
+        return said
+
+    async def submit_each(self, raws: Sequence[bytes]) -> list[EvmSubmissionResult | RpcFailure]:
+        """Publish signed transactions, in this order; return the result or failure of each.
+
+        Repeating it is safe.
+        """
+        return await self._published(raws)
+
+    async def _published(self, raws: Sequence[bytes]) -> list[EvmSubmissionResult | RpcFailure]:
+        calls = [("eth_sendRawTransaction", ["0x" + raw.hex()]) for raw in raws]
+        answers = await self.rpc.publish_each(calls)
+        return [self._submitted(raw, answer) for raw, answer in zip(raws, answers, strict=True)]
+
+    def _submitted(self, raw: bytes, answer: Any) -> EvmSubmissionResult | RpcFailure:
         txid = "0x" + usdc.keccak256(raw).hex()
-        try:
-            params = ["0x" + raw.hex()]
-            answer = await self.rpc.act("eth_sendRawTransaction", params, publishes=True)
-        except NodeError as error:
-            return EvmSubmissionResult(_submission(error.text), txid, error.text)
+        if isinstance(answer, NodeError):
+            return EvmSubmissionResult(_submission(answer.text), txid, answer.text)
+        if isinstance(answer, RpcFailure):
+            return answer
         if not isinstance(answer, str) or answer.lower() != txid:
-            raise self._bad("eth_sendRawTransaction", f"is not the transaction id {txid}")
+            return self._bad("eth_sendRawTransaction", f"is not the transaction id {txid}")
         return EvmSubmissionResult(EvmSubmission.ACCEPTED, txid)
 
     async def transaction(self, txid: str) -> EvmTransaction | None:

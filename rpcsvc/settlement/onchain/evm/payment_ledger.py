@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from rpcsvc.settlement.onchain.evm.records import (
     SweepState,
     UnsweptAddress,
 )
-from rpcsvc.settlement.onchain.journal.files import JournalEntry, VoidEntry
+from rpcsvc.settlement.onchain.journal.files import JournalEntry, VoidEntry, as_one
 from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
 from rpcsvc.settlement.onchain.pause import PauseRow
 from rpcsvc.store.database import Row, Rows, Statement, Tables, from_row, insert, to_row, update
@@ -47,8 +48,11 @@ _ACKNOWLEDGE_NONCE: Final = (
 _ATTEMPT: Final = ("txid", "raw", "max_fee", "tip", "made_at")
 _ADD_ATTEMPT: Final = insert("evm_attempts", ("payment_id", "number", *_ATTEMPT))
 _SELECT_ATTEMPTS: Final = (
-    f"SELECT {', '.join(_ATTEMPT)} FROM evm_attempts WHERE payment_id = :payment_id ORDER BY number"
+    f"SELECT payment_id, {', '.join(_ATTEMPT)} FROM evm_attempts WHERE payment_id IN :payment_ids"
+    " ORDER BY number"
 )
+# The attempts of so many payments are read at once.
+_MOST_IDS: Final = 500
 _SELECT_GAS: Final = (
     "SELECT p.gas, p.gas_used, p.gas_price, p.l1_fee, p.state,"
     " EXISTS (SELECT 1 FROM funding_authorizations f WHERE f.network = p.network"
@@ -265,21 +269,30 @@ class EvmPaymentLedger:
         Raises StoreConflict when its nonce is taken, or it is known, and errors.Unavailable when it
         is a payout and payouts are paused.
         """
-        statements = [
-            Statement(_ADD_PAYMENT, _payment_values(payment)),
-            *(
-                _add_attempt(payment.payment_id, number, attempt)
-                for number, attempt in enumerate(payment.attempts, 1)
-            ),
+        is_payout = payment.order.purpose is EvmPurpose.TRANSFER
+        await self._add([EvmEntry(payment, sweep)], rows, is_payout=is_payout)
+
+    async def add_payouts(self, payments: Sequence[EvmPayment], rows: Rows) -> None:
+        """Commit signed payouts with their orders' ``rows``: all of them, or none.
+
+        They are one line of the journal. Raises as ``add_payment`` does.
+        """
+        await self._add([EvmEntry(payment) for payment in payments], rows, is_payout=True)
+
+    async def _add(self, entries: Sequence[EvmEntry], rows: Rows, *, is_payout: bool) -> None:
+        payments = [entry.payment for entry in entries]
+        added = [Statement(_ADD_PAYMENT, _payment_values(payment)) for payment in payments]
+        attempts = [
+            _add_attempt(payment.payment_id, number, attempt)
+            for payment in payments
+            for number, attempt in enumerate(payment.attempts, 1)
         ]
-        if sweep is not None:
-            statements.append(Statement(_ADD_SWEEP, _sweep_values(sweep)))
-        entry = EvmEntry(payment, sweep)
-        txid, is_payout = payment.attempts[0].txid, payment.order.purpose is EvmPurpose.TRANSFER
+        sweeps = [Statement(_ADD_SWEEP, _sweep_values(e.sweep)) for e in entries if e.sweep]
+        txid = payments[0].attempts[0].txid
         await self._writes.record_payment(
-            entry,
-            entry.void,
-            [*rows, *statements],
+            as_one(entries),
+            as_one([entry.void for entry in entries]),
+            [*rows, *added, *attempts, *sweeps],
             lambda: self.has_transaction(txid),
             is_payout=is_payout,
         )
@@ -296,9 +309,9 @@ class EvmPaymentLedger:
         added = _add_attempt(payment.payment_id, len(payment.attempts) + 1, attempt)
         await self._writes.record(AttemptEntry(payment.payment_id, attempt), [added])
 
-    async def put_payment(self, payment: EvmPayment) -> None:
-        """Update the state of a payment. Raises StoreConflict if it is over."""
-        await self._db.write([Statement(_PUT_PAYMENT, _payment_values(payment))])
+    async def put_payment(self, *payments: EvmPayment) -> None:
+        """Update the state of payments, all or none. Raises StoreConflict if one is over."""
+        await self._db.write([Statement(_PUT_PAYMENT, _payment_values(each)) for each in payments])
 
     async def authorization_gas(self, network: str, at: int) -> list[GasUse]:
         """Return the gas of each authorization whose payment was prepared since a time (ms)."""
@@ -306,11 +319,16 @@ class EvmPaymentLedger:
 
     async def _payments(self, where: str, **values: Any) -> list[EvmPayment]:
         rows = await self._db.fetch(f"{_SELECT_PAYMENT} {where}", **values)
-        return [_payment(row, await self._attempts(row["payment_id"])) for row in rows]
+        attempts = await self._attempts([row["payment_id"] for row in rows])
+        return [_payment(row, tuple(attempts[row["payment_id"]])) for row in rows]
 
-    async def _attempts(self, payment_id: str) -> tuple[Attempt, ...]:
-        rows = await self._db.fetch(_SELECT_ATTEMPTS, payment_id=payment_id)
-        return tuple(from_row(Attempt, row) for row in rows)
+    async def _attempts(self, payment_ids: Sequence[str]) -> Mapping[str, list[Attempt]]:
+        found = defaultdict[str, list[Attempt]](list)
+        for part in range(0, len(payment_ids), _MOST_IDS):
+            ids = payment_ids[part : part + _MOST_IDS]
+            for row in await self._db.fetch(_SELECT_ATTEMPTS, payment_ids=ids):
+                found[row["payment_id"]].append(from_row(Attempt, row))
+        return found
 
     # --- sweeps --------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Final
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, NamedTuple
 
 import structlog
 from msgspec import Struct
@@ -37,10 +37,17 @@ from rpcsvc.orders.ports.wallets import (
 )
 from rpcsvc.settlement.onchain.adapter import Payments
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
-from rpcsvc.settlement.onchain.evm.gas import CallCost, EvmGas, GasPrice
+from rpcsvc.settlement.onchain.evm.gas import CallCost, EvmGas, GasPrice, PricedCall
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
-from rpcsvc.settlement.onchain.evm.node_types import Block, EvmSubmission, FeeData, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node_types import (
+    Block,
+    EvmSubmission,
+    EvmSubmissionResult,
+    FeeData,
+    Reverted,
+    Tag,
+)
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.presence import EvmPresence
 from rpcsvc.settlement.onchain.evm.records import (
@@ -240,6 +247,15 @@ class SigningMoment(Struct, frozen=True):
     pending: int
 
 
+class _TriedTransfer(NamedTuple):
+    """A transfer, and what the token says of it: the gas limit of its call, or the refusal."""
+
+    transfer: Transfer
+    recipient: str
+    is_blacklisted: bool
+    gas: int | NodeError
+
+
 class EvmPayments(Payments):
     """Prepares, publishes and looks up payments.
 
@@ -296,12 +312,12 @@ class EvmPayments(Payments):
         with self._connection.watched():
             async with self._payout_slot():
                 await self._require_earlier_out()
-                payment = await self._sign(*await self._checked(transfer))
+                payments = await self._sign(*await self._checked(transfer, companions))
 
                 async def commit(rows: Rows) -> None:
-                    await self._ledger.add_payment(payment, rows=rows)
+                    await self._ledger.add_payouts(payments, rows)
 
-                await record(payment.prepared, commit)
+                await record([payment.prepared for payment in payments], commit)
 
     @asynccontextmanager
     async def _payout_slot(self) -> AsyncIterator[None]:
@@ -313,33 +329,65 @@ class EvmPayments(Payments):
         finally:
             self._payouts_waiting -= 1
 
-    async def _checked(self, transfer: Transfer) -> tuple[EvmPaymentOrder, SigningMoment]:
-        """Return the call that pays the transfer, to be signed now. Raises as ``prepare`` does.
+    async def _checked(
+        self, transfer: Transfer, companions: Sequence[Transfer]
+    ) -> tuple[list[EvmPaymentOrder], SigningMoment]:
+        """Return the calls to be signed now: the transfer's, and those of companions that can be
+        paid as well. Raises as ``prepare`` does.
 
         The node must have the newest block with a payment: until then it shows that payment's units
         as still there.
         """
         # In this order: a payment found mined meanwhile counts twice, rather than not at all.
         owed, mined_to = await self._owed(), await self._mined_to()
-        if transfer.network != self._network.name:
-            raise LookupError(f"{transfer.transfer_id} is to be paid on {transfer.network}")
-        recipient = await self._destination(transfer.address)
+        recipient = await self._destination(transfer)
         top = await self._connection.check()
         if top.number < mined_to:
             raise Unavailable(f"The node of {self._network.name} lags. Try again later.")
         if self._connection.paused:
             raise Unavailable(f"USDC on {self._network.name} is paused by its issuer.")
-        data = usdc.transfer(recipient, transfer.units)
         with self._connection.client.rpc.together():
-            is_blacklisted, held, gas, moment = await asyncio.gather(
-                self._connection.is_blacklisted(recipient),
+            held, moment, tried = await asyncio.gather(
                 self._connection.balance(self.hot_wallet, top.number),
-                self._estimated(data),
                 self._moment(top),
+                self._tried(transfer, recipient),
             )
+        # Before the companions are asked about: one that waits for long must cost little.
+        orders = [self._payable(tried, held - owed)]
+        left = held - owed - transfer.units
+        for found in await self._companions(companions):
+            with suppress(TransferRejected, Unavailable, NodeError):  # its own turn says why
+                orders.append(self._payable(found, left))
+                left -= orders[-1].units
+        return orders, moment
+
+    async def _companions(self, companions: Sequence[Transfer]) -> list[_TriedTransfer]:
+        """Return the companions that have no payment, and an address that may be paid."""
+        fit = list[tuple[Transfer, str]]()
+        for item in companions:
+            if await self._ledger.payment(item.transfer_id) is None:
+                with suppress(TransferRejected):  # in its own turn
+                    fit.append((item, await self._destination(item)))
+        with self._connection.client.rpc.together():
+            return await asyncio.gather(*(self._tried(*each) for each in fit))
+
+    async def _tried(self, transfer: Transfer, recipient: str) -> _TriedTransfer:
+        """Ask the token whether it would make a transfer now."""
+        is_blacklisted, gas = await asyncio.gather(
+            self._connection.is_blacklisted(recipient),
+            self._estimated(usdc.transfer(recipient, transfer.units)),
+        )
+        return _TriedTransfer(transfer, recipient, is_blacklisted, gas)
+
+    def _payable(self, tried: _TriedTransfer, left: int) -> EvmPaymentOrder:
+        """Return the call that makes a transfer; ``left``: the USDC units that it may take.
+
+        Raises TransferRejected, and Unavailable or NodeError when it can't be made now.
+        """
+        transfer, recipient, is_blacklisted, gas = tried
         if is_blacklisted:
             raise TransferRejected("the destination is on the token's blacklist")
-        if held < owed + transfer.units:
+        if left < transfer.units:
             raise Unavailable(f"Not enough USDC is left on {self._network.name} for this payment.")
         if isinstance(gas, Reverted):
             log.warning(
@@ -350,11 +398,11 @@ class EvmPayments(Payments):
             ) from gas
         if isinstance(gas, NodeError):
             raise gas
-        order = EvmPaymentOrder(
+        data = usdc.transfer(recipient, transfer.units)
+        return EvmPaymentOrder(
             transfer.transfer_id, EvmPurpose.TRANSFER, recipient, transfer.units,
             self._network.token, data, gas,
         )  # fmt: skip
-        return order, moment
 
     async def _moment(self, top: Block) -> SigningMoment:
         """Ask what a signature depends on, ``top`` being the newest block."""
@@ -382,9 +430,12 @@ class EvmPayments(Payments):
         live = await self.own(*_LIVE)
         return max((item.inclusion.block.number for item in live if item.inclusion), default=0)
 
-    async def _destination(self, address: str) -> str:
+    async def _destination(self, transfer: Transfer) -> str:
+        """Return the address that a transfer pays (EIP-55). Raises TransferRejected."""
+        if transfer.network != self._network.name:
+            raise LookupError(f"{transfer.transfer_id} is to be paid on {transfer.network}")
         try:
-            recipient = parse_evm_address(address, forbidden={self._network.token.lower()})
+            recipient = parse_evm_address(transfer.address, forbidden={self._network.token.lower()})
         except InvalidDestination as refused:
             raise TransferRejected(f"the destination can't be paid: {refused.message}") from refused
         if recipient == self.hot_wallet or await self._is_ours(recipient):
@@ -410,15 +461,43 @@ class EvmPayments(Payments):
                 details={"transferId": waiting},
             )
 
-    async def _sign(self, order: EvmPaymentOrder, moment: SigningMoment) -> EvmPayment:
-        """Sign with the next nonce, which is used up only once that is on record."""
-        price = await self.gas.first_price(order, moment.fees)
-        await self._require_ether(order, price, moment)
-        nonce = await self.nonces.next(moment.pending)
-        attempt = self.attempt(order, nonce, price)
-        return EvmPayment(
-            self._network.name, self.hot_wallet, nonce, order, (attempt,), attempt.made_at
-        )
+    async def _sign(
+        self, orders: Sequence[EvmPaymentOrder], moment: SigningMoment
+    ) -> list[EvmPayment]:
+        """Sign the first call, and the others that can be paid for, with the next nonces.
+
+        A nonce is used up only once it is on record.
+        """
+        calls = await self._paid_for(await self._priced(orders, moment), moment)
+        nonce, payments = await self.nonces.next(moment.pending), list[EvmPayment]()
+        for order, price in calls:
+            made = self.attempt(order, nonce + len(payments), price)
+            payments.append(
+                EvmPayment(
+                    self._network.name, self.hot_wallet, nonce + len(payments), order, (made,),
+                    made.made_at,
+                )
+            )  # fmt: skip
+        return payments
+
+    async def _priced(
+        self, orders: Sequence[EvmPaymentOrder], moment: SigningMoment
+    ) -> list[PricedCall]:
+        """Return the calls with their prices. Raises Unavailable for the first if gas is too dear
+        for it; others are left out then.
+        """
+        with self._connection.client.rpc.together():
+            found = await asyncio.gather(
+                *(self.gas.first_price(order, moment.fees) for order in orders),
+                return_exceptions=True,
+            )
+        calls = []
+        for order, price in zip(orders, found, strict=True):
+            if isinstance(price, GasPrice):
+                calls.append(PricedCall(order, price))
+            elif order is orders[0] or not isinstance(price, Unavailable):
+                raise price
+        return calls
 
     def attempt(self, order: EvmPaymentOrder, nonce: int, price: GasPrice) -> Attempt:
         """Sign; nothing is recorded or sent."""
@@ -430,18 +509,22 @@ class EvmPayments(Payments):
         now = self._clock.now_ms()
         return Attempt(signed.txid, signed.raw.hex(), price.max_fee, price.tip, now)
 
-    async def _require_ether(
-        self, order: EvmPaymentOrder, price: GasPrice, moment: SigningMoment
-    ) -> None:
-        """Raise Unavailable unless the hot wallet has the ether for a payment.
+    async def _paid_for(
+        self, calls: Sequence[PricedCall], moment: SigningMoment
+    ) -> Sequence[PricedCall]:
+        """Return the first calls, as many as the hot wallet has the ether for. Raises Unavailable
+        when that is none.
 
         Payments that wait to be mined count as spent. Only payouts and refunds may use the reserve.
         """
-        needed = await self.gas.needed(order, price, moment.unmined)
-        if order.purpose is not EvmPurpose.TRANSFER or is_withdrawal(order.payment_id):
-            needed += self._network.gas_reserve
-        if moment.ether < needed:
+        first, reserve = calls[0].order, 0
+        if first.purpose is not EvmPurpose.TRANSFER or is_withdrawal(first.payment_id):
+            reserve = self._network.gas_reserve
+        needed = await self.gas.needed(calls, moment.unmined)
+        fit = sum(wei + reserve <= moment.ether for wei in needed)
+        if not fit:
             raise Unavailable(f"The hot wallet on {self._network.name} lacks ether for gas.")
+        return calls[:fit]
 
     # --- earlier payments ----------------------------------------------------------------------
 
@@ -452,11 +535,16 @@ class EvmPayments(Payments):
         The order layer alone publishes a payout, and holds it back while payouts are paused. Only
         for the holder of ``writer``.
         """
-        for earlier in await self.own(EvmPaymentState.PREPARED):
-            if not _is_payout(earlier):
-                await self.advance(earlier.payment_id)
-            elif (await self.verdict(earlier)).outcome is Outcome.ABSENT:
-                return earlier.payment_id
+        earlier = await self.own(EvmPaymentState.PREPARED)
+        for payment in earlier:
+            if not _is_payout(payment):
+                await self.advance(payment.payment_id)
+        payouts = [payment for payment in earlier if _is_payout(payment)]
+        for payment, found in zip(payouts, await self.verdicts(payouts), strict=True):
+            if isinstance(found, Exception):
+                raise found
+            if found.outcome is Outcome.ABSENT:
+                return payment.payment_id
         return None
 
     # --- publish -------------------------------------------------------------------------------
@@ -472,14 +560,15 @@ class EvmPayments(Payments):
         """The most that a call may cost. Raises Unavailable: gas too dear, or ether lacking."""
         moment = await self._moment(await self._connection.head())
         price = await self.gas.first_price(order, moment.fees)
-        await self._require_ether(order, price, moment)
+        await self._paid_for([PricedCall(order, price)], moment)
         return CallCost(order.gas * price.max_fee, await self.gas.l1_fee(order))
 
     async def send(self, order: EvmPaymentOrder, sweep: Sweep | None = None) -> Verdict:
         """Sign, commit and publish a call of the service's own. Raises as prepare does."""
         async with self.writer:
             await self._require_earlier_out()
-            payment = await self._sign(order, await self._moment(await self._connection.head()))
+            moment = await self._moment(await self._connection.head())
+            (payment,) = await self._sign([order], moment)
             await self._ledger.add_payment(payment, sweep)
             return await self.advance(payment.payment_id)
 
@@ -487,7 +576,8 @@ class EvmPayments(Payments):
         """Look the payment up; publish its signed bytes when it is absent; look again.
 
         A payment that no node was given is not looked up before: its bytes and its nonce are its
-        own, wherever else they may be. Only for the holder of ``writer``.
+        own, wherever else they may be. A payout goes out with all that were signed with it, lowest
+        nonce first: a nonce waits for those below it. Only for the holder of ``writer``.
         """
         payment = await self.payment(payment_id)
         if payment.state is EvmPaymentState.PREPARED:
@@ -503,35 +593,44 @@ class EvmPayments(Payments):
             payment = await self.payment(payment_id)
         if payment.state.is_over:
             return Verdict(Outcome.UNKNOWN, f"the payment is {payment.state}: not published")
-        reply = await self.hand_over(payment)
+        along = await self._along(payment)
+        replies = dict(zip(along, await self.hand_over(along), strict=True))
         verdict = await self.verdict(await self.payment(payment_id))
         if verdict.outcome is Outcome.ABSENT:
-            return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {reply.text}")
+            said = replies[payment].text
+            return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said}")
         return verdict
 
-    async def _mark_published(self, payment: EvmPayment) -> None:
-        """Record that a node may have it. Raises StoreConflict when it is over by now."""
+    async def _along(self, payment: EvmPayment) -> list[EvmPayment]:
+        """Return the payments that are handed over together with one, lowest nonce first.
+
+        None of which the network has shown anything: its own turn says what becomes of it.
+        """
+        if payment.state is not EvmPaymentState.PREPARED or not _is_payout(payment):
+            return [payment]
+        waiting = [item for item in await self.unmined() if _is_payout(item)]
+        signed = [item for item in waiting if item.state is EvmPaymentState.PREPARED]
+        return signed if payment in signed else [payment]
+
+    async def _mark_published(self, payments: Sequence[EvmPayment]) -> None:
+        """Record that a node may have them. Raises StoreConflict when one is over by now."""
         async with self._recording:
-            known, now = await self.payment(payment.payment_id), self._clock.now_ms()
+            known, now = [await self.payment(e.payment_id) for e in payments], self._clock.now_ms()
             await self._ledger.put_payment(
-                replace(known, state=EvmPaymentState.PUBLISHED, published_at=now)
+                *(replace(e, state=EvmPaymentState.PUBLISHED, published_at=now) for e in known)
             )
 
-    async def hand_over(self, payment: EvmPayment) -> NodeReply:
-        """Submit the attempt that may be mined; return the node's reply. Only for the holder of
-        ``writer``.
+    async def hand_over(self, payments: Sequence[EvmPayment]) -> list[NodeReply]:
+        """Submit of each payment the attempt that may be mined, in this order; return the node's
+        replies. Only for the holder of ``writer``.
         """
-        if payment.state is EvmPaymentState.PREPARED:
-            await self._mark_published(payment)
-        attempt = await self.paid_out_attempt(payment) or payment.latest
-        try:
-            answer = await self._connection.client.submit(bytes.fromhex(attempt.raw))
-        except RpcFailure as failure:
-            log.warning("evm_submit_failed", txid=attempt.txid, reason=str(failure))
-            return NodeReply(str(failure))
-        reply = f"{answer.submission.value} {answer.text}".strip()
-        log.info("evm_submitted", txid=attempt.txid, nonce=payment.nonce, answer=reply)
-        return NodeReply(reply, answer.submission)
+        if unknown := [each for each in payments if each.state is EvmPaymentState.PREPARED]:
+            await self._mark_published(unknown)
+        attempts = [await self.paid_out_attempt(each) or each.latest for each in payments]
+        answers = await self._connection.client.submit_each(
+            [bytes.fromhex(attempt.raw) for attempt in attempts]
+        )
+        return [_reply(*each) for each in zip(payments, attempts, answers, strict=True)]
 
     async def paid_out_attempt(self, payment: EvmPayment) -> Attempt | None:
         """Return the attempt by which an authorization has paid its order, which has spent that.
@@ -569,6 +668,19 @@ class EvmPayments(Payments):
         if judged.verdict.outcome is Outcome.FAILED:
             return Verdict(Outcome.UNKNOWN, "the payment changed while it was looked up")
         return judged.verdict
+
+    async def verdicts(
+        self, payments: Sequence[EvmPayment], top: Block | None = None
+    ) -> list[Verdict | Exception]:
+        """Return the verdict of each payment, or the failure of its look-up, as ``verdict`` does.
+
+        Their questions are sent together.
+        """
+        with self._connection.client.rpc.together():
+            found = await asyncio.gather(
+                *(self.verdict(payment, top) for payment in payments), return_exceptions=True
+            )
+        return [each for each in found if isinstance(each, Verdict | Exception)]
 
     async def _known(self, transfer: Transfer) -> EvmPayment:
         payment = await self._ledger.payment(transfer.transfer_id)
@@ -622,9 +734,14 @@ class EvmPayments(Payments):
         which = f"payment {late[0].payment_id} on {self._network.name}"
         return f"{which} is signed and not mined for long, since {iso8601(late[0].prepared_at)}"
 
+    @property
+    def is_payout_waiting(self) -> bool:
+        """Whether a payout waits for the writer, or has it."""
+        return self._payouts_waiting > 0
+
     async def payouts_first(self) -> bool:
         """Whether sweeps have to wait for a payout that is not yet signed, published or mined."""
-        return self._payouts_waiting > 0 or any(map(_is_payout, await self.unmined()))
+        return self.is_payout_waiting or any(map(_is_payout, await self.unmined()))
 
     async def reconcile(self) -> None:
         """Find out once after a start whether the hot wallet has sent transactions that are not on
@@ -651,6 +768,17 @@ class EvmPayments(Payments):
             "token": network.token,
             "logIndex": mined.log_index,
         }
+
+
+def _reply(
+    payment: EvmPayment, attempt: Attempt, answer: EvmSubmissionResult | RpcFailure
+) -> NodeReply:
+    if isinstance(answer, RpcFailure):
+        log.warning("evm_submit_failed", txid=attempt.txid, reason=str(answer))
+        return NodeReply(str(answer))
+    said = f"{answer.submission.value} {answer.text}".strip()
+    log.info("evm_submitted", txid=attempt.txid, nonce=payment.nonce, answer=said)
+    return NodeReply(said, answer.submission)
 
 
 def _is_payout(payment: EvmPayment) -> bool:

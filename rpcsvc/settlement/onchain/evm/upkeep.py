@@ -101,19 +101,21 @@ class EvmUpkeep:
 
         To be called every few seconds.
         """
-        async with self._payments.writer:
-            await self._payments.finish_earlier()
+        if not self._payments.is_payout_waiting:  # it does the same first
+            async with self._payments.writer:
+                await self._payments.finish_earlier()
         published = await self._payments.own(EvmPaymentState.PUBLISHED)
         self._forget_all_but({payment.payment_id for payment in published} | self._gone)
         refusals = _Refusals()
-        for payment in published:
-            # One at a time: a payout does not wait for all of them.
+        # Looked up beside the writer: a payout waits for none of them, and for one that is touched.
+        looked = await self._payments.verdicts(published, top)
+        for payment, found in zip(published, looked, strict=True):
             with refusals.kept():
-                async with self._payments.writer:
-                    await self._follow(payment.payment_id, top)
+                if isinstance(found, Exception):
+                    raise found
+                await self._follow(payment.payment_id, found)
         with refusals.kept():
-            async with self._payments.writer:
-                await self._watch_ended(top)
+            await self._watch_ended(top)
         refusals.raise_first()
 
     # --- published -----------------------------------------------------------------------------
@@ -130,17 +132,16 @@ class EvmUpkeep:
         self._clear(payment_id)
         self._offered.pop(payment_id, None)
 
-    async def _follow(self, payment_id: str, top: Block) -> None:
+    async def _follow(self, payment_id: str, verdict: Verdict) -> None:
         """Publish a payment again that the network lost; replace one that has waited too long.
 
         A payment that a higher fee would not help, or that may cost no more, is handed over once
-        more: its node may have it, and the block builders may not. Only for the holder of the
-        payments' ``writer``.
+        more: its node may have it, and the block builders may not.
         """
-        verdict = await self._payments.verdict(await self._payments.payment(payment_id), top)
         was_lost = verdict.outcome is Outcome.ABSENT
         if was_lost and self._lost.is_due(payment_id):
-            verdict = await self._payments.advance(payment_id)
+            async with self._payments.writer:
+                verdict = await self._payments.advance(payment_id)
             if verdict.outcome is Outcome.PENDING:
                 self._lost.forget(payment_id)
             else:
@@ -150,13 +151,15 @@ class EvmUpkeep:
         self._report_missing_event(payment_id, verdict.reason if is_missing else None)
         if not _is_waiting(payment):
             self._forget(payment_id)
-        else:
-            await self._hurry(payment, verdict, was_lost)
+        elif self._is_late(payment):
+            async with self._payments.writer:
+                await self._hurry(payment, verdict, was_lost)
 
     async def _hurry(self, payment: EvmPayment, verdict: Verdict, was_lost: bool) -> None:
         """Replace a payment that has waited too long to be mined, or hand it over again.
 
-        One that had ended, and whose nonce is spent, was mined again: it waits to be deep.
+        One that had ended, and whose nonce is spent, was mined again: it waits to be deep. Only for
+        the holder of the payments' ``writer``.
         """
         if not self._is_late(payment):
             return
@@ -245,7 +248,7 @@ class EvmUpkeep:
     async def _offer(self, payment: EvmPayment) -> NodeReply:
         """Hand the latest attempt over, and tell the operator unless the node has taken it."""
         self._offered[payment.payment_id] = self._clock.now_ms()
-        reply = await self._payments.hand_over(payment)
+        (reply,) = await self._payments.hand_over([payment])
         if reply.is_taken:
             self._clear(payment.payment_id)
         elif not reply.more_may_help:
@@ -277,8 +280,7 @@ class EvmUpkeep:
         gas. A failed payment of an order never goes out again: the order has been told.
 
         Blocks below one that is still there are still there: only younger ones are compared. A node
-        that lags proves nothing about the blocks that it lacks. Only for the holder of the
-        payments' ``writer``.
+        that lags proves nothing about the blocks that it lacks.
         """
         above = top.number - self._network.tracked_blocks
         if self._compared is not None and await self._is_below(top, self._compared):
@@ -299,6 +301,13 @@ class EvmUpkeep:
         if mined is not None and await self._connection.has(mined.block):
             self._note_back(payment)
             return
+        async with self._payments.writer:
+            await self._follow_ended(await self._payments.payment(payment.payment_id), top)
+
+    async def _follow_ended(self, payment: EvmPayment, top: Block) -> None:
+        """Look up a payment that had ended and is not in its block; publish or replace it if it is
+        gone. Only for the holder of the payments' ``writer``.
+        """
         verdict = await self._payments.verdict(payment, top)
         if verdict.outcome is Outcome.FAILED and payment.state is EvmPaymentState.SETTLED:
             log.warning("evm_settled_payment_failed", payment_id=payment.payment_id,
@@ -350,7 +359,7 @@ class EvmUpkeep:
         )
         if not self._lost_ended.is_due(key):
             return False
-        reply = await self._payments.hand_over(payment)
+        (reply,) = await self._payments.hand_over([payment])
         if not reply.is_taken:
             self._lost_ended.note(key)
         return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from rpcsvc.store.leases import HeldLease
 VERSION: Final = 1
 HEADER: Final = "journal"
 VOID: Final = "void"
+GROUP: Final = "group"
 ADDRESSES: Final = "addresses"
 EVM_ADDRESSES: Final = "evm"
 # Ends an unfinished line, so that it can't become a whole one.
@@ -68,6 +69,11 @@ class Line(Struct, frozen=True):
         return str(self.body["kind"])
 
     @property
+    def bodies(self) -> tuple[Mapping[str, Any], ...]:
+        """The bodies of its entries: of a group several, each with a ``kind``."""
+        return tuple(self.body["entries"]) if self.kind == GROUP else (self.body,)
+
+    @property
     def lease(self) -> HeldLease:
         """The lease under which it was written; ``NO_LEASE`` if it does not say."""
         return HeldLease(self.body.get("holder", ""), self.body.get("token", 0))
@@ -90,6 +96,21 @@ class VoidEntry(JournalEntry, frozen=True):
     @override
     def body(self) -> dict[str, Any]:
         return {"kind": VOID, "payment": self.payment_id, "txid": self.txid}
+
+
+class GroupEntry(JournalEntry, frozen=True):
+    """Entries of one commit in one line: after a crash it is there whole, or not at all."""
+
+    entries: tuple[JournalEntry, ...]
+
+    @override
+    def body(self) -> dict[str, Any]:
+        return {"kind": GROUP, "entries": [each.body() for each in self.entries]}
+
+
+def as_one(entries: Sequence[JournalEntry]) -> JournalEntry:
+    """Return the entry of a line that holds these entries, at least one."""
+    return entries[0] if len(entries) == 1 else GroupEntry(tuple(entries))
 
 
 class AddressesEntry(JournalEntry, frozen=True):

@@ -31,7 +31,6 @@ from rpcsvc.settlement.onchain.journal.files import (
     Line,
     Mark,
     PlaceWriter,
-    VoidEntry,
     encode,
     head_of,
     header,
@@ -106,7 +105,7 @@ class PaymentJournal:
         self._name = ""
         self._problem: str | None = "it is not open yet"
         self._failed_at: int | None = None
-        self._unsettled: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None = None
+        self._unsettled: tuple[JournalEntry, Callable[[], Awaitable[bool]]] | None = None
         self._one = asyncio.Lock()
         self._is_fenced = False
 
@@ -225,7 +224,7 @@ class PaymentJournal:
         self,
         entry: JournalEntry,
         commit: Callable[[Mark], Awaitable[None]],
-        undo: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None = None,
+        undo: tuple[JournalEntry, Callable[[], Awaitable[bool]]] | None = None,
     ) -> None:
         """Write the entry's line, then ``commit``. Recording continues when the caller is
         cancelled.
@@ -242,7 +241,7 @@ class PaymentJournal:
         self,
         entry: JournalEntry,
         commit: Callable[[Mark], Awaitable[None]],
-        undo: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None,
+        undo: tuple[JournalEntry, Callable[[], Awaitable[bool]]] | None,
     ) -> None:
         async with self._one:
             await self._settle()
@@ -427,13 +426,13 @@ class JournaledWrites:
     async def record_payment(
         self,
         entry: JournalEntry,
-        void: VoidEntry,
+        void: JournalEntry,
         rows: Rows,
         is_committed: Callable[[], Awaitable[bool]],
         *,
         is_payout: bool,
     ) -> None:
-        """Record a signed payment; ``void`` voids its line if it is not committed after all.
+        """Record signed payments; ``void`` voids their line if it is not committed after all.
 
         Raises as ``record``, and errors.Unavailable for a payout while payouts are paused.
         """
@@ -444,7 +443,7 @@ class JournaledWrites:
         self,
         entry: JournalEntry,
         rows: Rows,
-        undo: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None = None,
+        undo: tuple[JournalEntry, Callable[[], Awaitable[bool]]] | None = None,
     ) -> None:
         """Write the entry's line, then commit the rows with the journal's mark.
 

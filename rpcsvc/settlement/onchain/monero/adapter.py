@@ -44,7 +44,8 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
     """
 
     asset: Asset = XMR
-    transfers_per_payment = MOST_DESTINATIONS
+    signed_together = MOST_DESTINATIONS
+    carried_at_once = 1
     block_seconds = 120
 
     def __init__(

@@ -185,7 +185,7 @@ class MoneroPayments(Payments):
                     await self._ledger.add_payment(payment, rows)
 
                 paid = tuple(item.transfer_id for item in payment.payees)
-                await record(PreparedTransfer(payment.txid, payment.raw, paid), commit)
+                await record([PreparedTransfer(payment.txid, payment.raw, paid)], commit)
 
     async def prepare_upkeep(self, order: MoneroPaymentOrder) -> MoneroPayment:
         """Sign and commit a payment of the wallet to itself. Raises Unavailable as prepare does."""
