@@ -65,6 +65,9 @@ SCENARIOS: Final = {
     "sweep": Scenario([("u2x", 60_000 * USDC)], is_poor=True),
     "x402": Scenario([("u2x", None)]),
     "withdrawal": Scenario(withdrawn={"arbitrum": 70 * USDC, "monero": 3 * XMR}),
+    "restored-withdrawal": Scenario(
+        withdrawn={"arbitrum": 70 * USDC, "monero": 3 * XMR}, is_restored=True
+    ),
     "restore": Scenario([_USDC_IN, _XMR_IN, ("u2x", 60_000 * USDC)], is_restored=True),
 }
 
@@ -121,7 +124,8 @@ class CutUniverse(OnchainUniverse):
         await self.settled()
         if self._copy is not None:
             self.operator.has_restored = True
-            await self.restore(self._copy)
+            self.restore(self._copy)
+            await self.settled()
         if not set((await self.states()).values()) <= set(_ENDED):
             await self.recover()
         self.server.effect = nothing

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
+from rpcsvc import verify
 from rpcsvc.audit.auditor import open_auditor
 from rpcsvc.audit.books import read_books_of
 from rpcsvc.domain import usdc
@@ -28,6 +29,7 @@ from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.evm import GWEI, Block, EvmChain, Holding
 from tests.simulation.evm_node import EvmName, EvmNode
+from tests.simulation.keyrings import KeyRings
 from tests.simulation.monero import MoneroChain, MonerodModel, Paid
 from tests.simulation.monero_wallet import WalletModel, address_of
 from tests.simulation.operator import BANK, Operator
@@ -45,14 +47,17 @@ PRICE: Final = 165
 MNEMONIC: Final = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 _KEYS: Final = HdKeys(MNEMONIC)
 _derive = HdKeys.signer
+_SITE: Final = "http://127.0.0.1:8080"
 _TOKEN: Final = evm_address("token")
-_CHAIN_ID: Final = 421614
+# What orders name, and the test network behind it.
+_MAIN_CHAIN_ID, _CHAIN_ID = 42161, 421614
 _EVM_SECONDS: Final = 6
 # What signs, or gives to the network: around these a crash matters most.
 _CRITICAL: Final = frozenset(
     {"eth_sendRawTransaction", "/send_raw_transaction", "relay_tx", "transfer"}
 )
-_PUBLISHING: Final = _CRITICAL
+# A wallet's ``transfer`` only signs: what it gives is committed under the lease, then published.
+_PUBLISHING: Final = _CRITICAL - {"transfer"}
 # One of so many requests is as likely aimed at as each that signs or publishes.
 _REQUESTS: Final = 50
 _OPENING_OUTPUTS: Final = 60
@@ -67,8 +72,15 @@ _SIGN_ALONE: Final = 0.8
 _POOR: Final = 0.4
 # Of universes with faults, those that count deposits before they are final.
 _EARLY: Final = 0.5
+# Of universes with one replica and a busy operator, those in which older copies are restored.
+_RESTORED: Final = 0.5
 # Of payers where deposits count early, those who take theirs back, at least.
 _CHEATS: Final = 0.15
+# Of universes with faults, those whose answers are signed.
+_SIGNING: Final = 0.3
+_TRIES: Final = 10
+# So long (s) a payer waits for a depth at which to take a payment back.
+_PATIENCE: Final = 300
 # Of payers, those who pay in two pieces.
 _PIECES: Final = 0.1
 # Of universes with faults, those whose operator pauses and withdraws.
@@ -122,7 +134,7 @@ _FEES: Final = 18 * USDC
 _CHAINS: Final = f"""
 [chains.arbitrum]
 display_name = "Arbitrum One"
-chain_id = 42161
+chain_id = {_MAIN_CHAIN_ID}
 aliases = ["arb"]
 native_token = "ETH"
 usdc_contract = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
@@ -207,7 +219,7 @@ class OnchainUniverse(Universe):
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
         self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0, "bans": 0}
-        self.counts["losses"] = 0
+        self.counts |= {"losses": 0, "verified": 0, "rotations": 0, "restores": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         self.operator_addresses = {
             "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
@@ -216,12 +228,23 @@ class OnchainUniverse(Universe):
         self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
         is_early = self.chain_faults != ChainFaults() and chance.random() < _EARLY
+        # One who restores loses what followers and receivers were told since the copy, and the sum
+        # of the deposits that count early.
+        self._is_restored = (
+            self._is_busy and len(self.replicas) == 1 and chance.random() < _RESTORED
+        )
+        if self._is_restored:
+            self._audience, is_early = 0.0, False
         self.tiers = Tiers.drawn(chance) if is_early else Tiers()
         if is_early:
             most = max(self.chain_faults.cheat, _CHEATS)
             self.chain_faults = self.chain_faults._replace(cheat=most)
         self.server.counted = self._counted_deposit
         self.settings |= self._settings(chance)
+        is_signing = self.chain_faults != ChainFaults() and chance.random() < _SIGNING
+        folders = [folder / f"replica-{each.number}" for each in self.replicas]
+        self.key_rings = KeyRings(folders, self, self._fork().randbytes) if is_signing else None
+        self.settings["signing.enabled"] = is_signing
 
     def _is_poor(self, chance: random.Random) -> bool:
         return self.chain_faults != ChainFaults() and chance.random() < _POOR
@@ -311,9 +334,11 @@ class OnchainUniverse(Universe):
             self._opening = left
             self.evm.mine()
         self.operator = Operator(self, self._fork(), is_busy=self._is_busy)
+        self.operator.restores = self._is_restored
         works = (
             self._mine_evm(), self._mine_monero(), self._trouble_daemons(),
             self._rob(), self.operator.look(), self.operator.drill(), self.operator.withdraw(),
+            self.operator.rotate_keys(), self.operator.restore(),
         )  # fmt: skip
         self._works = [asyncio.ensure_future(work) for work in works]
         for each in self._works:
@@ -524,6 +549,27 @@ class OnchainUniverse(Universe):
             known.append(address)
         return address
 
+    async def verify(self, order: Order, attestation: str, params: dict[str, Any]) -> None:
+        """Have an orderer verify what was attested, by the keys that some replica publishes."""
+        if self.key_rings is None:
+            return
+        expected = verify.Expected(
+            direction=order.direction, chain_id=_MAIN_CHAIN_ID, amount=params.get("amount"),
+            receive_amount=params.get("receiveAmount"), to=order.to, session=order.session_id,
+            deposit_address=order.deposit_address, issuer=_SITE,
+        )  # fmt: skip
+        problem: str | None = "no replica runs"
+        for _ in range(_TRIES):
+            ups = [each.up for each in self.replicas if each.up is not None]
+            signer = self._outside.choice(ups).signer if ups else None
+            if signer is not None:
+                problem = self.key_rings.problem(attestation, expected, signer.jwks())
+                if problem is None:
+                    self.counts["verified"] += 1
+                    return
+            await asyncio.sleep(3)
+        self.violated(f"{order.order_id} is not what was ordered: {problem}")
+
     async def pay(self, order: Order, chance: random.Random) -> None:
         """Pay from outside, and sometimes take it back; or sign, and perhaps pay once more."""
         if order.direction == "u2x" and self._signs(order.number):
@@ -621,13 +667,13 @@ class OnchainUniverse(Universe):
         """Wait for a depth, and some of the next block: whether it was never final until then."""
         final, deepest = self.tiers.final(network), 0
         wanted, more = self._outside.randrange(final), self._outside.random() * _EVM_SECONDS
-        ends: float | None = None
-        while self.is_striking and (ends is None or self.loop.time() < ends):
+        ends, gives_up = None, self.loop.time() + _PATIENCE
+        while self.is_striking and self.loop.time() < (ends or gives_up):
             await asyncio.sleep(0.2)  # in virtual time
             deepest = max(deepest, self._depth(network, txid))
             if ends is None and deepest >= wanted:
                 ends = self.loop.time() + more
-        return self.is_striking and deepest < final
+        return self.is_striking and ends is not None and deepest < final
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -656,7 +702,9 @@ class OnchainUniverse(Universe):
         await self.operator.write_off()
         self.counts["withdrawals"] = sum(self.operator.wanted.values())
         found += [*self.strange_payments(), *self.operator.strange()]
-        found += await self.signers.differences(self.evm.state.get)
+        found += await self.signers.differences(
+            self.evm.state.get, has_restored=self.operator.has_restored
+        )
         self.counts["signed"] = sum(self.evm.state.get(each.used) for each in self.signers.sent)
         return [*found, *await self.audited()]
 
@@ -760,11 +808,13 @@ class OnchainUniverse(Universe):
         settings = load_settings(config_file=None, environ={}, flags=flags).settings
         chains = read_chains(settings.chains_file)
         database = SimulatedDatabase(self.server, self._outside, 0.0)
-        async with open_auditor(
-            settings.onchain, chains, partial(read_books_of, database)
-        ) as auditor:
-            report = await auditor.audit()
-        await database.close()
+        try:
+            async with open_auditor(
+                settings.onchain, chains, partial(read_books_of, database)
+            ) as auditor:
+                report = await auditor.audit()
+        finally:
+            await database.close()
         return [f"the auditor finds {item}" for item in report.differences]
 
 

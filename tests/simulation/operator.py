@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.universe import evm_address
@@ -73,6 +74,9 @@ class Operator:
         self._is_drill = False
         # Whether an older copy of the database was put in place.
         self.has_restored = False
+        # Whether it does so at random times.
+        self.restores = False
+        self._is_copied = self._is_withdrawing = False
         self._has_topped_up = False
         # What the service said of each: whether it was made.
         self.wanted: dict[Wanted, bool] = {}
@@ -87,7 +91,7 @@ class Operator:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await self._look()
-            except Unavailable:
+            except (Unavailable, RpcFailure):
                 continue  # looked at again in a minute
 
     async def _look(self) -> None:
@@ -121,6 +125,34 @@ class Operator:
             await asyncio.sleep(self._chance.choice(_PAUSES))
             self._is_drill = False
 
+    async def restore(self) -> None:
+        """Put older copies of the database in place, with the journal as it is.
+
+        Once everybody has ordered, and while nothing is withdrawn: orders and withdrawals since a
+        copy would be lost with it.
+        """
+        while self.restores:
+            await asyncio.sleep(20 + 60 * self._chance.random())
+            is_time = self._universe.is_striking and self._universe.has_all_orders
+            if not is_time or self._is_withdrawing:
+                continue
+            self._is_copied = True
+            copied = self._universe.server.copy()
+            await asyncio.sleep(self._chance.choice([1, 10, 60]))
+            if self._universe.is_striking:
+                self._universe.counts["restores"] += 1
+                self.has_restored = True
+                self._universe.restore(copied)
+            self._is_copied = False
+
+    async def rotate_keys(self) -> None:
+        """Replace the signing key at random times."""
+        while (rings := self._universe.key_rings) is not None:
+            await asyncio.sleep(5 + 60 * self._chance.random())
+            if self._universe.is_striking:
+                self._universe.counts["rotations"] += 1
+                rings.rotate()
+
     async def withdraw(self) -> None:
         """Take money out at random times: ask until there is an answer, perhaps twice at once."""
         left = {network: list(amounts) for network, amounts in _AMOUNTS.items()}
@@ -129,8 +161,12 @@ class Operator:
             network = self._chance.choice(list(left))
             if not self._universe.is_striking or not self._is_busy or not left[network]:
                 continue
+            if self._is_copied:
+                continue
+            self._is_withdrawing = True
             units = left[network].pop(self._chance.randrange(len(left[network])))
             await self.take(network, units, self._chance.choice([1, 1, 2]))
+            self._is_withdrawing = False
 
     async def take(self, network: str, units: int, copies: int = 1) -> None:
         """Take so much out, or little more; ``copies``: how often it is asked for at once."""
@@ -181,6 +217,12 @@ class Operator:
     async def check(self) -> None:
         """Each withdrawal was paid once, if it was made and settled, and otherwise not at all."""
         universe = self._universe
+        if self.has_restored:
+            # When payouts go on, those that a copy lacks are asked for again, under the same ids.
+            await asyncio.sleep(2 * _LOOK_SECONDS)
+            for wanted in self.wanted:
+                await self._make(wanted)
+            await universe.settled()
         for wanted, is_made in self.wanted.items():
             row = universe.server.connection.execute(_ROW, (wanted.withdrawal_id,)).fetchone()
             if (row is not None) != is_made:

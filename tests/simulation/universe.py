@@ -107,6 +107,10 @@ class Faults(NamedTuple):
         )
 
 
+class Violated(Exception):
+    """Something does not hold: the rest of the run would say nothing more."""
+
+
 class ReplicaClock:
     """The wall clock of a machine, which may be wrong by some ms."""
 
@@ -270,7 +274,7 @@ class Universe:
         self.broken: BaseException | None = None
         # How long (s) people come, and how long faults strike after the last payment.
         self.comes, self.lingers = 60.0, 0.0
-        self._most_steps = 0
+        self._most_steps = self._people = 0
 
     def now_ms(self) -> int:
         """Wall-clock time, the same for all."""
@@ -297,6 +301,9 @@ class Universe:
     def refund_address(self, order: Order, attempt: int) -> str:
         """Where an orderer wants a refund, each time that it is asked for."""
         raise NotImplementedError
+
+    async def verify(self, order: Order, attestation: str, params: dict[str, Any]) -> None:
+        """Have an orderer verify what was attested, if anything is signed."""
 
     async def pay(self, order: Order, chance: random.Random) -> None:
         """Have a person pay once, in some way."""
@@ -325,6 +332,7 @@ class Universe:
 
     async def story(self, orders: int) -> None:
         """Let people come under faults; then end the faults, and check."""
+        self._people = orders
         await self.begin()
         for replica in self.replicas:
             replica.start()
@@ -396,6 +404,7 @@ class Universe:
             if known != order:
                 self.violated(f"key {key} has two orders: {known.order_id}, {order.order_id}")
             self.loop.note(f"order {order.order_id}")
+            await self.verify(order, made.get("attestation", ""), params)
         if hooks.random() < self._audience:
             self._follow(order, hooks)
         return order
@@ -490,6 +499,8 @@ class Universe:
         """Between two callbacks: perhaps kill or pause a replica, or take the database away."""
         if self.broken is not None:
             raise self.broken
+        if self.violations:
+            raise Violated(self.violations[0])
         if self.loop.steps > self._most_steps:
             raise TimeoutError(f"orders have not ended after {self.loop.steps} steps")
         if not self.is_striking:
@@ -518,16 +529,14 @@ class Universe:
         replica.kill()
         self.later(0.1 + self.chance.random() * 20, replica.start)
 
-    async def restore(self, copied: sqlite3.Connection) -> None:
-        """Stop all replicas, put a copy of the database in place, and start them again."""
+    def restore(self, copied: sqlite3.Connection) -> None:
+        """Stop the replicas, put a copy of the database in place, and start them again."""
         self.loop.note("restore")
         for replica in self.replicas:
-            replica.kill()
+            if replica.up is not None and not replica.actor.is_killed:
+                replica.kill()
+                self.later(LEASE_MS / 1000, replica.start)
         self.server.restore(copied)
-        await asyncio.sleep(LEASE_MS / 1000)
-        for replica in self.replicas:
-            replica.start()
-        await self.settled()
 
     def pause(self, replica: Replica) -> None:
         """Let nothing of a replica run for a while."""
@@ -612,6 +621,11 @@ class Universe:
         self.loop.call_later(seconds, act, context=context)
 
     # --- the end -------------------------------------------------------------------------------
+
+    @property
+    def has_all_orders(self) -> bool:
+        """Whether everybody who comes has ordered."""
+        return len(self.orders) == self._people
 
     async def recover(self) -> None:
         """Faults have stopped: let every deadline pass, and name the refund addresses due."""
