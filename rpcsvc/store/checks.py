@@ -8,12 +8,12 @@ or call them paid.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.reservations import funded_units, unfunded_reservation_of
-from rpcsvc.store.database import Tables
+from rpcsvc.store.database import Query, Row, Tables
 from rpcsvc.store.orders import OrderStore
 
 # Each query finds rows that must not exist; its first column names the order or transfer.
@@ -158,6 +158,7 @@ _SIMULATED: Final = (
     " UNION ALL SELECT withdrawal_id, CASE WHEN state IN ('settled', 'failed', 'cancelled')"
     " THEN NULL ELSE created_at END FROM withdrawals) AS simulated"
 )
+_SIMULATED_OPEN: Final = f"{_SIMULATED} WHERE deadline_at IS NOT NULL"
 _IS_OPEN: Final = "(deadline_at IS NOT NULL OR action_required IS NOT NULL)"
 # An order may be over and still owe a refund.
 _WAITING: Final = (
@@ -223,25 +224,27 @@ async def engine_conflict(database: Tables, engine: str) -> tuple[str, str] | No
     engine owns it until its orders are over. ``onchain`` also refuses finished orders of the
     sandbox: its auditor would find payouts that real wallets never made. Raises errors.Unavailable.
     """
-    has_wallets = await database.fetch_one(WALLETS) is not None
-    if has_wallets and engine != "onchain":
+    # From one snapshot: another replica may be making the wallets, and the first orders.
+    wallets, there, simulated, unfinished = await database.fetch_together(
+        [Query(sql, {}) for sql in (WALLETS, _THERE, _SIMULATED, _SIMULATED_OPEN)]
+    )
+    if wallets and engine != "onchain":
         return "onchain", "it has the orders of real wallets"
-    if engine != "upstream" and (found := await _orders(database, _THERE)):
+    if engine != "upstream" and (found := _named(there)):
         return "upstream", f"{found} not over at an upstream"
-    if has_wallets or engine == "sandbox":
+    if wallets or engine == "sandbox":
         return None
     if engine == "onchain":
-        found = await _orders(database, _SIMULATED)
+        found = _named(simulated)
         return ("sandbox", f"{found} the sandbox's") if found else None
-    found = await _orders(database, f"{_SIMULATED} WHERE deadline_at IS NOT NULL")
+    found = _named(unfinished)
     return ("sandbox", f"{found} not over in the sandbox") if found else None
 
 
-async def _orders(database: Tables, sql: str) -> str | None:
-    row = await database.fetch_one(sql)
-    if row is None or not row["orders"]:
-        return None
-    return f"{row['orders']} orders, such as {row['one']}, are"
+def _named(rows: Sequence[Row]) -> str | None:
+    """Return how many orders a query has counted, with the first of them; None: none."""
+    (row,) = rows
+    return f"{row['orders']} orders, such as {row['one']}, are" if row["orders"] else None
 
 
 class UnservedOrders:

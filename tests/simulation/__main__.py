@@ -1,9 +1,11 @@
 """Runs universes: ``python -m tests.simulation [--engine E] [--seed N] [--seconds S]``.
 
-With ``--seed`` one universe runs; without, new seeds run until the time is up, two at once. It ends
-with status 1 at the first violation, and prints the seed that replays it. With ``--cut`` a scenario
-(or ``all``) is killed at each of its effects, or with ``--size 2`` at each pair of them, or once at
-those that ``--at`` names.
+With ``--seed`` one universe runs; without, new seeds run until the time is up, two at once: those
+that are not over then are ended a little later, and say nothing. It ends with status 1 at the first
+violation, and prints the seed that replays it; with status 75 when none was over.
+
+With ``--cut`` a scenario (or ``all``) is killed at each of its effects, or with ``--size 2`` at
+each pair of them, or once at those that ``--at`` names.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from tests.simulation.cuts import SCENARIOS, cut, cut_everywhere
-from tests.simulation.runs import ENGINES, Outcome, run
+from tests.simulation.runs import ENGINES, CutShort, Outcome, run
 
 ORDERS = 100
+# So long a universe may go on when the time is up.
+_MORE_SECONDS = 10
 
 
 def main() -> int:
@@ -38,23 +42,36 @@ def main() -> int:
         return _cut([given.cut] if given.cut != "all" else list(SCENARIOS), given.size)
     if given.seed is not None:
         return _report([run(given.seed, given.orders, engine=given.engine)])
-    return _report(_search(given.seconds, given.orders, given.engine))
+    return _report(*_search(given.seconds, given.orders, given.engine))
 
 
-def _search(seconds: float, orders: int, engine: str) -> list[Outcome]:
-    """Run new seeds until the time is up or one has a violation."""
+def _search(seconds: float, orders: int, engine: str) -> tuple[list[Outcome], int]:
+    """Run new seeds until the time is up or one has a violation; also how many were cut short."""
     ends = time.monotonic() + seconds
     found: list[Outcome] = []
+
+    def has_found() -> bool:
+        return any(each.violations for each in found)
+
+    def is_over() -> bool:
+        return has_found() or time.monotonic() > ends + _MORE_SECONDS
+
+    cut_short = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         running: set[Future[Outcome]] = set()
         while True:
-            is_over = time.monotonic() > ends or any(each.violations for each in found)
-            while not is_over and len(running) < (os.cpu_count() or 1):
-                running.add(pool.submit(run, secrets.randbits(32), orders, None, engine))
+            is_enough = time.monotonic() > ends or has_found()
+            while not is_enough and len(running) < (os.cpu_count() or 1):
+                seed = secrets.randbits(32)
+                running.add(pool.submit(run, seed, orders, None, engine, is_over))
             if not running:
-                return found
+                return found, cut_short
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            found += [each.result() for each in done]
+            for each in done:
+                try:
+                    found.append(each.result())
+                except CutShort:
+                    cut_short += 1
 
 
 def _cut(names: list[str], size: int) -> int:
@@ -73,7 +90,7 @@ def _cut(names: list[str], size: int) -> int:
     return 1 if wrong else 0
 
 
-def _report(outcomes: list[Outcome]) -> int:
+def _report(outcomes: list[Outcome], cut_short: int = 0) -> int:
     struck: dict[str, int] = {}
     for outcome in outcomes:
         for name, count in outcome.counts.items():
@@ -92,8 +109,12 @@ def _report(outcomes: list[Outcome]) -> int:
             f"replay: make simulate ENGINE={outcome.engine} SEED={outcome.seed}"
             f" ORDERS={outcome.asked}"
         )
+    if cut_short:
+        print(f"{cut_short} universes were not over in time, and were not counted")
     if len(outcomes) == 1:
         print(f"trace {outcomes[0].trace}")
+    if not outcomes:
+        return os.EX_TEMPFAIL
     return 1 if wrong else 0
 
 

@@ -73,6 +73,15 @@ class DatabaseServer:
                     f"CREATE TEMP TRIGGER {table}_{change} AFTER {change} ON main.{table}"
                     " BEGIN SELECT changed(); END"
                 )
+        # Called when a deposit counts from now on, with its network, transaction and order.
+        self.counted: Callable[[str, str, str], None] = lambda _network, _txid, _order_id: None
+        self.connection.create_function("counted", 3, self._call_counted)
+        for change in ("INSERT", "UPDATE OF state"):
+            self.connection.execute(
+                f"CREATE TEMP TRIGGER deposits_counted_{change[:6]} AFTER {change} ON main.deposits"
+                " WHEN NEW.state = 'confirmed'"
+                " BEGIN SELECT counted(NEW.network, NEW.txid, NEW.order_id); END"
+            )
         # Called when a payment is called settled, or failed, with its table and id.
         self.ended: Callable[[str, str], None] = lambda _table, _payment_id: None
         self.connection.create_function("ended", 2, self._call_ended)
@@ -95,6 +104,16 @@ class DatabaseServer:
                 " BEGIN SELECT paid_in_pause(NEW.payment_id || ' was given out'); END"
             )
 
+    def copy(self) -> sqlite3.Connection:
+        """A copy of the data as it is now."""
+        copied = sqlite3.connect(":memory:")
+        self.connection.backup(copied)
+        return copied
+
+    def restore(self, copied: sqlite3.Connection) -> None:
+        """Put a copy in place. Nobody may be connected."""
+        copied.backup(self.connection)
+
     def commit(self, group: list[BoundRows], over: set[int]) -> None:
         """Commit rows; ``over``: the leases that they take over. Raises as the connection does."""
         self.connection.group, self._over = group, over
@@ -105,6 +124,9 @@ class DatabaseServer:
     def _call_taken_early(self, token: int) -> None:
         if token not in self._over:
             self.taken_early(token)
+
+    def _call_counted(self, network: str, txid: str, order_id: str) -> None:
+        self.counted(network, txid, order_id)
 
     def _call_ended(self, table: str, payment_id: str) -> None:
         self.ended(table, payment_id)

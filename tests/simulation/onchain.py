@@ -10,28 +10,31 @@ import asyncio
 import errno
 import os
 import random
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
+from rpcsvc import verify
 from rpcsvc.audit.auditor import open_auditor
 from rpcsvc.audit.books import read_books_of
 from rpcsvc.domain import usdc
 from rpcsvc.orders.scheduler import worker
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
-from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
+from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, EvmSigner, HdKeys
 from rpcsvc.settlement.onchain.journal import files
 from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
-from tests.simulation.evm import GWEI, EvmChain, Holding
+from tests.simulation.evm import GWEI, Block, EvmChain, Holding
 from tests.simulation.evm_node import EvmName, EvmNode
+from tests.simulation.keyrings import KeyRings
 from tests.simulation.monero import MoneroChain, MonerodModel, Paid
 from tests.simulation.monero_wallet import WalletModel, address_of
-from tests.simulation.operator import Operator
+from tests.simulation.operator import BANK, Operator
 from tests.simulation.signers import Signers, key_of
+from tests.simulation.tiers import CONFIRMATIONS, USDC, XMR, Tiers
 from tests.simulation.universe import (
     Faults,
     Order,
@@ -40,19 +43,21 @@ from tests.simulation.universe import (
     monero_address,
 )
 
-XMR: Final = 10**12
-USDC: Final = 10**6
 PRICE: Final = 165
-CONFIRMATIONS: Final = 3
 MNEMONIC: Final = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+_KEYS: Final = HdKeys(MNEMONIC)
+_derive = HdKeys.signer
+_SITE: Final = "http://127.0.0.1:8080"
 _TOKEN: Final = evm_address("token")
-_CHAIN_ID: Final = 421614
+# What orders name, and the test network behind it.
+_MAIN_CHAIN_ID, _CHAIN_ID = 42161, 421614
 _EVM_SECONDS: Final = 6
 # What signs, or gives to the network: around these a crash matters most.
 _CRITICAL: Final = frozenset(
     {"eth_sendRawTransaction", "/send_raw_transaction", "relay_tx", "transfer"}
 )
-_PUBLISHING: Final = _CRITICAL
+# A wallet's ``transfer`` only signs: what it gives is committed under the lease, then published.
+_PUBLISHING: Final = _CRITICAL - {"transfer"}
 # One of so many requests is as likely aimed at as each that signs or publishes.
 _REQUESTS: Final = 50
 _OPENING_OUTPUTS: Final = 60
@@ -65,6 +70,19 @@ _SIGN: Final = 0.3
 _SIGN_ALONE: Final = 0.8
 # Of universes with faults, those whose hot wallet begins with little.
 _POOR: Final = 0.4
+# Of universes with faults, those that count deposits before they are final.
+_EARLY: Final = 0.5
+# Of universes with one replica and a busy operator, those in which older copies are restored.
+_RESTORED: Final = 0.5
+# Of payers where deposits count early, those who take theirs back, at least.
+_CHEATS: Final = 0.15
+# Of universes with faults, those whose answers are signed.
+_SIGNING: Final = 0.3
+_TRIES: Final = 10
+# So long (s) a payer waits for a depth at which to take a payment back.
+_PATIENCE: Final = 300
+# Of payers, those who pay in two pieces.
+_PIECES: Final = 0.1
 # Of universes with faults, those whose operator pauses and withdraws.
 _BUSY: Final = 0.7
 _UNDER_WAY: Final = (
@@ -93,11 +111,21 @@ _LONG_PAUSED: Final = "SELECT 1 FROM payout_pause WHERE paused_at < ? - 60000"
 # A branch is no longer, in blocks.
 _MOST_DEPTH: Final = 25
 _MOST_DEPOSIT: Final = "SELECT max_deposit FROM orders WHERE order_id = ?"
-# What a payer sends, by direction: exact, short, below the minimum, over, far over, over the most.
-PAYMENTS: Final = {
-    "x2u": [8 * XMR // 10] * 3 + [3 * XMR // 10, XMR // 20_000, XMR, 20 * XMR, 400 * XMR],
-    "u2x": [150 * USDC] * 3 + [60 * USDC, USDC // 100, 200 * USDC, 3_000 * USDC, 60_000 * USDC],
+# What a payer sends, by direction: short, below the minimum, over, far over, over the most.
+_WRONG: Final = {
+    "x2u": [3 * XMR // 10, XMR // 20_000, XMR, 20 * XMR, 400 * XMR],
+    "u2x": [60 * USDC, USDC // 100, 200 * USDC, 3_000 * USDC, 60_000 * USDC],
 }
+# Of so many payments as these, the others are right.
+_PAYMENTS: Final = 8
+_COUNTED: Final = "SELECT d.network, d.txid, d.units FROM deposits d WHERE d.state = 'confirmed'"
+_DEPOSIT: Final = (
+    "SELECT d.units, o.deposit_address FROM deposits d JOIN orders o USING (order_id)"
+    " WHERE d.network = ? AND d.txid = ?"
+)
+# After such a reorganisation, deposits are as deep again as they were.
+_DEEP_AGAIN_SECONDS: Final = 900
+_LOST: Final = "A deposit vanished from its network after it was paid out."
 # Less than this is dust, or too little to be sent back, in USDC units.
 _LITTLE: Final = 2 * USDC
 # The dearest gas, in gwei; and what network fees may take of a payment then, in USDC units.
@@ -106,7 +134,7 @@ _FEES: Final = 18 * USDC
 _CHAINS: Final = f"""
 [chains.arbitrum]
 display_name = "Arbitrum One"
-chain_id = 42161
+chain_id = {_MAIN_CHAIN_ID}
 aliases = ["arb"]
 native_token = "ETH"
 usdc_contract = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
@@ -176,11 +204,12 @@ class OnchainUniverse(Universe):
         self.network = Network(self.loop, self._fork())
         # How many of the blocks from before the service began are still to come.
         self._opening = _OPENING_BLOCKS
-        self.hot = HdKeys(MNEMONIC).address(HOT_WALLET_INDEX)
+        self.hot = _KEYS.address(HOT_WALLET_INDEX)
         # With little, refunds wait for sweeps, and payouts for each other.
         units = 5_000 * USDC if self._is_poor(chance) else 1_000_000 * USDC
         opening = Holding(ether=1_000 * 10**18, units=units)
-        self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._evm_now, self._fork(), {self.hot: opening})
+        holdings = {self.hot: opening, BANK: Holding(units=10**6 * USDC)}
+        self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._evm_now, self._fork(), holdings)
         self.nodes = [EvmNode(self.evm, self._fork()) for _ in range(chance.choice([1, 1, 2]))]
         self.monero = MoneroChain(self._now, self._fork())
         self.monerod = MonerodModel(self.monero, "stagenet", self._fork())
@@ -190,6 +219,7 @@ class OnchainUniverse(Universe):
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
         self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0, "bans": 0}
+        self.counts |= {"losses": 0, "verified": 0, "rotations": 0, "restores": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         self.operator_addresses = {
             "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
@@ -197,7 +227,24 @@ class OnchainUniverse(Universe):
         self.signers = Signers(self.evm.domain, self._fund, self._now)
         self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
+        is_early = self.chain_faults != ChainFaults() and chance.random() < _EARLY
+        # One who restores loses what followers and receivers were told since the copy, and the sum
+        # of the deposits that count early.
+        self._is_restored = (
+            self._is_busy and len(self.replicas) == 1 and chance.random() < _RESTORED
+        )
+        if self._is_restored:
+            self._audience, is_early = 0.0, False
+        self.tiers = Tiers.drawn(chance) if is_early else Tiers()
+        if is_early:
+            most = max(self.chain_faults.cheat, _CHEATS)
+            self.chain_faults = self.chain_faults._replace(cheat=most)
+        self.server.counted = self._counted_deposit
         self.settings |= self._settings(chance)
+        is_signing = self.chain_faults != ChainFaults() and chance.random() < _SIGNING
+        folders = [folder / f"replica-{each.number}" for each in self.replicas]
+        self.key_rings = KeyRings(folders, self, self._fork().randbytes) if is_signing else None
+        self.settings["signing.enabled"] = is_signing
 
     def _is_poor(self, chance: random.Random) -> bool:
         return self.chain_faults != ChainFaults() and chance.random() < _POOR
@@ -232,7 +279,7 @@ class OnchainUniverse(Universe):
             "onchain.wallet_file": WalletModel.FILE,
             "onchain.nodes": f"arbitrum={self.network.serve('evm', evm)}",
             "onchain.key_file": str(key_file),
-            "onchain.xmr_confirmations": f"0={CONFIRMATIONS}",
+            **self.tiers.settings(),
             "onchain.xmr_settled_after": CONFIRMATIONS,
             "onchain.xmr_outputs": chance.choice([0, 0, 16]),
             "onchain.xmr_addresses": 64,
@@ -253,7 +300,8 @@ class OnchainUniverse(Universe):
         # More often there is nothing new on the chains to look at.
         tick = patch.object(worker, "TICK_MS", self.chance.choice([1000, 2000, 5000]))
         disk = patch.object(files, "_write_all", partial(self._write, files._write_all))
-        with self.network.carrying(), tick, disk:
+        keys = patch.object(HdKeys, "signer", lambda _keys, index: _signer(index))
+        with self.network.carrying(), tick, disk, keys:
             super().run(orders)
 
     def _payer(self, number: int) -> str:
@@ -286,9 +334,11 @@ class OnchainUniverse(Universe):
             self._opening = left
             self.evm.mine()
         self.operator = Operator(self, self._fork(), is_busy=self._is_busy)
+        self.operator.restores = self._is_restored
         works = (
             self._mine_evm(), self._mine_monero(), self._trouble_daemons(),
             self._rob(), self.operator.look(), self.operator.drill(), self.operator.withdraw(),
+            self.operator.rotate_keys(), self.operator.restore(),
         )  # fmt: skip
         self._works = [asyncio.ensure_future(work) for work in works]
         for each in self._works:
@@ -370,6 +420,44 @@ class OnchainUniverse(Universe):
             depth = self.monero.depth_of({each["key_image"] for each in images}, CONFIRMATIONS)
         if depth is not None and depth < CONFIRMATIONS:
             self.violated(f"{payment_id} is final for the service, {depth} blocks deep")
+
+    def _counted_deposit(self, network: str, txid: str, order_id: str) -> None:
+        """Compare with the chain: a deposit counts from now on.
+
+        It is as deep as the deposits to its address until then ask, or as itself asks if it was in
+        a replaced block. Those that count before they are final keep their bounds together.
+        """
+        chain = self._chain(network)
+        if self._now() - chain.replaced_at < _KNOWN_SECONDS:
+            return
+        row = self.server.connection.execute(_DEPOSIT, (network, txid)).fetchone()
+        depth, units = self._depth(network, txid), int(row["units"])
+        if not chain.replaced_at:
+            units = max(units, sum(self.received(row["deposit_address"], depth)))
+        if depth < (wanted := self.tiers.depth(network, units)):
+            self.violated(f"{txid} of {order_id} counts at {depth} of {wanted} blocks")
+        if not self.tiers.bounds or any(
+            self._now() - each.replaced_at < _DEEP_AGAIN_SECONDS for each in (self.evm, self.monero)
+        ):
+            return
+        sums: dict[str, int] = {}
+        for each in self.server.connection.execute(_COUNTED):
+            if self._depth(each["network"], each["txid"]) < self.tiers.final(each["network"]):
+                worth = _value(each["units"], is_xmr=each["network"] == "monero")
+                sums[each["network"]] = sums.get(each["network"], 0) + worth
+        for text in self.tiers.exceeded(sums):
+            self.violated(f"deposits that are not final: {text}")
+
+    def _chain(self, network: str) -> EvmChain | MoneroChain:
+        return self.monero if network == "monero" else self.evm
+
+    def _depth(self, network: str, txid: str) -> int:
+        """Blocks of the chain from the one with a transaction on; 0: there is none."""
+        if network == "monero":
+            height = self.monero.heights.get(txid)
+            return 0 if height is None else len(self.monero.blocks) - height
+        place = self.evm.place_of(txid)
+        return 0 if place is None else self.evm.top.number - place[0].number + 1
 
     async def _mine_evm(self) -> None:
         while True:
@@ -461,17 +549,44 @@ class OnchainUniverse(Universe):
             known.append(address)
         return address
 
+    async def verify(self, order: Order, attestation: str, params: dict[str, Any]) -> None:
+        """Have an orderer verify what was attested, by the keys that some replica publishes."""
+        if self.key_rings is None:
+            return
+        expected = verify.Expected(
+            direction=order.direction, chain_id=_MAIN_CHAIN_ID, amount=params.get("amount"),
+            receive_amount=params.get("receiveAmount"), to=order.to, session=order.session_id,
+            deposit_address=order.deposit_address, issuer=_SITE,
+        )  # fmt: skip
+        problem: str | None = "no replica runs"
+        for _ in range(_TRIES):
+            ups = [each.up for each in self.replicas if each.up is not None]
+            signer = self._outside.choice(ups).signer if ups else None
+            if signer is not None:
+                problem = self.key_rings.problem(attestation, expected, signer.jwks())
+                if problem is None:
+                    self.counts["verified"] += 1
+                    return
+            await asyncio.sleep(3)
+        self.violated(f"{order.order_id} is not what was ordered: {problem}")
+
     async def pay(self, order: Order, chance: random.Random) -> None:
         """Pay from outside, and sometimes take it back; or sign, and perhaps pay once more."""
         if order.direction == "u2x" and self._signs(order.number):
             await self.signers.pay(order.order_id, key_of(self.seed, order.number), chance)
             if chance.random() < _SIGN_ALONE:
                 return
-        units = chance.choice(PAYMENTS[order.direction])
-        await self.send(order, units, cheats=chance.random() < self.chain_faults.cheat)
+        place = chance.randrange(_PAYMENTS) - _PAYMENTS + len(_WRONG[order.direction])
+        units = order.due if place < 0 else _WRONG[order.direction][place]
+        cheats = chance.random() < self.chain_faults.cheat
+        if place < 0 and chance.random() < _PIECES:
+            await self.send(order, units - units // 3)
+            await asyncio.sleep(chance.random() * 60)
+            units //= 3
+        await self.send(order, units, cheats=cheats)
 
     async def send(self, order: Order, units: int, *, cheats: bool = False) -> None:
-        """Pay so much; ``cheats``: take it back if it is shallow at some moment."""
+        """Pay so much; ``cheats``: take it back if it is not final at some moment."""
         if order.direction == "x2u":
             made = self.monero.pay([Paid(order.deposit_address, units)])
             if cheats:
@@ -484,24 +599,16 @@ class OnchainUniverse(Universe):
                 await self._take_usdc_back(txid)
 
     async def _take_xmr_back(self, txid: str, image: str) -> None:
-        """Have a longer branch without the payment, while that is less deep than deposits count."""
-        chain = self.monero
-
-        def depth() -> int:
-            return len(chain.blocks) - chain.heights.get(txid, len(chain.blocks))
-
-        if await self._is_shallow(depth):
+        """Have a longer branch without the payment, while that is not final."""
+        if await self._is_shallow("monero", txid):
             self.counts["cheats"] += 1
-            self._replace_xmr(txid, image, depth())
+            self._replace_xmr(txid, image, self._depth("monero", txid))
 
     async def _take_usdc_back(self, txid: str) -> None:
-        def depth() -> int:
-            place = self.evm.place_of(txid)
-            return 0 if place is None else self.evm.top.number - place[0].number + 1
-
-        if await self._is_shallow(depth) and (made := self.evm.find(txid)) is not None:
+        is_shallow = await self._is_shallow("arbitrum", txid)
+        if is_shallow and (made := self.evm.find(txid)) is not None:
             self.counts["cheats"] += 1
-            self.evm.displace(made, depth())
+            self.evm.displace(made, self._depth("arbitrum", txid))
 
     async def _rob(self) -> None:
         """Take a confirmed deposit back in a deep branch, when nothing can be signed for it.
@@ -556,13 +663,17 @@ class OnchainUniverse(Universe):
         chain.pay([Paid(monero_address("cheat", txid), XMR)], image)
         chain.mine(depth + 1)
 
-    async def _is_shallow(self, depth: Callable[[], int]) -> bool:
-        """Wait for a depth, and some of the next block: whether it is still less than counts."""
-        wanted = self._outside.randrange(CONFIRMATIONS)
-        while depth() < wanted and self.is_striking:  # noqa: ASYNC110 - in virtual time
-            await asyncio.sleep(0.2)
-        await asyncio.sleep(self._outside.random() * _EVM_SECONDS)
-        return self.is_striking and depth() < CONFIRMATIONS
+    async def _is_shallow(self, network: str, txid: str) -> bool:
+        """Wait for a depth, and some of the next block: whether it was never final until then."""
+        final, deepest = self.tiers.final(network), 0
+        wanted, more = self._outside.randrange(final), self._outside.random() * _EVM_SECONDS
+        ends, gives_up = None, self.loop.time() + _PATIENCE
+        while self.is_striking and self.loop.time() < (ends or gives_up):
+            await asyncio.sleep(0.2)  # in virtual time
+            deepest = max(deepest, self._depth(network, txid))
+            if ends is None and deepest >= wanted:
+                ends = self.loop.time() + more
+        return self.is_striking and ends is not None and deepest < final
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -572,53 +683,80 @@ class OnchainUniverse(Universe):
             await asyncio.sleep(40)
             if not any(self.server.connection.execute(_UNDER_WAY).fetchone()):
                 return
+        if await self.operator.has_topped_up():
+            await self.settled()
+            return
         for row in self.server.connection.execute(_LATE, (self.now_ms() - _MOST_WAITS * 40_000,)):
             self.violated(f"{row['transfer_id']} is {row['state']} and goes on no more")
 
     async def differences(self) -> list[str]:
         """Faults of each order by the models, strange payments, and the auditor's findings."""
         found = [text for order in self.orders.values() for text in self.order_differences(order)]
+        found += await self._losses()
         found += [
             f"nonce {nonce} of {sender} was signed for {len(calls)} calls"
             for (sender, nonce), calls in self.evm.submitted.items()
             if len(calls) > 1
         ]
         await self.operator.check()
+        await self.operator.write_off()
         self.counts["withdrawals"] = sum(self.operator.wanted.values())
         found += [*self.strange_payments(), *self.operator.strange()]
-        found += await self.signers.differences(self.evm.state.get)
+        found += await self.signers.differences(
+            self.evm.state.get, has_restored=self.operator.has_restored
+        )
         self.counts["signed"] = sum(self.evm.state.get(each.used) for each in self.signers.sent)
-        return [*found, *await self._audited()]
+        return [*found, *await self.audited()]
 
-    def order_differences(self, order: Order) -> Iterator[str]:
-        """Whether an order got for its deposits what it should, once."""
-        came = self.received(order.deposit_address)
-        paid = self.received(order.to)
+    def _flows(self, order: Order) -> tuple[list[int], list[int], list[int]]:
+        """The units that came for an order, that were paid, and that were refunded."""
         refunds = [units for at in self._refunded_to(order) for units in self.received(at)]
+        return self.received(order.deposit_address), self.received(order.to), refunds
+
+    def _loss(self, order: Order) -> int:
+        """USDC units that went out for an order in excess of what came; below 0: that remained."""
+        came, paid, refunds = self._flows(order)
         is_x2u = order.direction == "x2u"
         value_in = sum(_value(units, is_xmr=is_x2u) for units in came)
         value_out = sum(_value(units, is_xmr=not is_x2u) for units in paid)
-        value_out += sum(_value(units, is_xmr=is_x2u) for units in refunds)
+        return value_out + sum(_value(units, is_xmr=is_x2u) for units in refunds) - value_in
+
+    async def _losses(self) -> list[str]:
+        """Losses that pass the bounds of deposits that count early, or that an order hides."""
+        found, sums, chance = [], dict[str, int](), random.Random(self.seed)
+        for order in self.orders.values():
+            if (loss := self._loss(order)) <= 0 or not self.tiers.bounds:
+                continue
+            network = "monero" if order.direction == "x2u" else "arbitrum"
+            sums[network] = sums.get(network, 0) + loss
+            self.counts["losses"] += 1
+            answer = await self.call("swap.status", chance, orderId=order.order_id)
+            if answer["data"]["order"]["errorMessage"] != _LOST:
+                found.append(f"{order.order_id} hides a loss of {loss} USDC units: {answer}")
+        return found + [f"losses: {text}" for text in self.tiers.exceeded(sums)]
+
+    def order_differences(self, order: Order) -> Iterator[str]:
+        """Whether an order got for its deposits what it should, once."""
+        came, paid, refunds = self._flows(order)
+        is_x2u = order.direction == "x2u"
+        is_lost = self._loss(order) > 0 and bool(self.tiers.bounds)
         said = f"{order.order_id} ({order.direction}) got {paid} and back {refunds} for {came}"
         if len(paid) > 1:
             yield f"paid twice: {said}"
-        if paid and paid[0] > order.expected and len(came) == 1:
-            large = _value(came[0], is_xmr=is_x2u) > _value(
-                PAYMENTS[order.direction][0], is_xmr=is_x2u
-            )
-            if not large:
-                yield f"paid more than was quoted: {said}"
+        if paid and paid[0] > order.expected and came == [min(order.due, *came)] and not is_lost:
+            yield f"paid more than was quoted: {said}"
         if paid and _value(paid[0], is_xmr=not is_x2u) > _value(
             self._most_deposit(order), is_xmr=is_x2u
         ):
             yield f"more than the largest deposit was swapped: {said}"
-        if value_out > value_in:
+        if self._loss(order) > 0 and not is_lost:
             yield f"more went out than came: {said}"
         counted = [u for u in came if _value(u, is_xmr=is_x2u) > _LITTLE]
         due = sum(_value(units, is_xmr=is_x2u) for units in counted)
-        if value_out < due * 95 // 100 - _FEES * len(counted):
+        value_in = sum(_value(units, is_xmr=is_x2u) for units in came)
+        if value_in + self._loss(order) < due * 95 // 100 - _FEES * len(counted):
             yield f"less went out than came: {said}"
-        if came == PAYMENTS[order.direction][:1] and not refunds and paid != [order.expected]:
+        if sum(came) == order.due and not refunds and paid != [order.expected] and not is_lost:
             yield f"not paid what was quoted, {order.expected}: {said}"
 
     def _most_deposit(self, order: Order) -> int:
@@ -631,24 +769,19 @@ class OnchainUniverse(Universe):
         sender = [self._payer(order.number)] if order.direction == "u2x" else []
         return [*self._refunds.get(order.order_id, []), *sender]
 
-    def received(self, address: str) -> list[int]:
-        """Units that an address got in the chain, by payment."""
+    def received(self, address: str, least: int = 1) -> list[int]:
+        """Units that an address got in blocks that are ``least`` deep, by payment."""
         if address.startswith("0x"):
-            return [units for _, to, units in self._moves() if to == address.lower()]
+            blocks = self.evm.blocks[: len(self.evm.blocks) + 1 - least]
+            return [units for _, to, units in _moves(blocks) if to == address.lower()]
         sums: dict[str, int] = {}
         for output in self.monero.outputs.values():
-            if output.paid.address == address:
+            if output.paid.address == address and (
+                len(self.monero.blocks) - output.height >= least
+            ):
                 txid = output.made.txid
                 sums[txid] = sums.get(txid, 0) + output.paid.amount
         return list(sums.values())
-
-    def _moves(self) -> Iterator[tuple[str, str, int]]:
-        """Source, payee and units of each transfer of the token."""
-        for block in self.evm.blocks:
-            for mined in block.mined:
-                for event in mined.events:
-                    if (move := usdc.transfer_in(event.topics, event.data)) is not None:
-                        yield move.sender.lower(), move.to.lower(), move.units
 
     def strange_payments(self) -> Iterator[str]:
         """Payments of the wallets to nobody that an order knows."""
@@ -656,7 +789,7 @@ class OnchainUniverse(Universe):
         known |= {each for order in self.orders.values() for each in self._refunded_to(order)}
         known |= set(self.operator_addresses.values())
         lower = {address.lower() for address in known}
-        for source, to, units in self._moves():
+        for source, to, units in _moves(self.evm.blocks):
             if source == self.hot.lower() and to not in lower:
                 yield f"{units} USDC units went from the hot wallet to {to}"
         own = {output.made.image_of(output.place) for output in self.monero.outputs.values()
@@ -669,20 +802,37 @@ class OnchainUniverse(Universe):
                     if paid.address not in known and not self.wallet.owns(paid.address):
                         yield f"{paid.amount} piconero went from the wallet to {paid.address}"
 
-    async def _audited(self) -> list[str]:
+    async def audited(self) -> list[str]:
         """The differences that the product's auditor finds."""
         flags = {"data_dir": str(self.folder), **self.settings}
         settings = load_settings(config_file=None, environ={}, flags=flags).settings
         chains = read_chains(settings.chains_file)
         database = SimulatedDatabase(self.server, self._outside, 0.0)
-        async with open_auditor(
-            settings.onchain, chains, partial(read_books_of, database)
-        ) as auditor:
-            report = await auditor.audit()
-        await database.close()
+        try:
+            async with open_auditor(
+                settings.onchain, chains, partial(read_books_of, database)
+            ) as auditor:
+                report = await auditor.audit()
+        finally:
+            await database.close()
         return [f"the auditor finds {item}" for item in report.differences]
+
+
+@lru_cache(maxsize=1024)
+def _signer(index: int) -> EvmSigner:
+    """An account of the wallet. Each life of a replica derives all that it has given out."""
+    return _derive(_KEYS, index)
 
 
 def _value(units: int, *, is_xmr: bool) -> int:
     """Units of an asset in USDC units, at the price of the run."""
     return units * PRICE * USDC // XMR if is_xmr else units
+
+
+def _moves(blocks: Sequence[Block]) -> Iterator[tuple[str, str, int]]:
+    """Source, payee and units of each transfer of the token."""
+    for block in blocks:
+        for mined in block.mined:
+            for event in mined.events:
+                if (move := usdc.transfer_in(event.topics, event.data)) is not None:
+                    yield move.sender.lower(), move.to.lower(), move.units

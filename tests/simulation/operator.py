@@ -11,14 +11,19 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch
 from tests.simulation.database import SimulatedDatabase
+from tests.simulation.universe import evm_address
 
 if TYPE_CHECKING:
     from tests.simulation.onchain import OnchainUniverse
 
+BANK: Final = evm_address("the operator's bank")
 _OF_A_REORGANISATION: Final = "audit: deposit_unmined"
+_OF_A_COPY: Final = "the database is a restored copy"
 _OWN: Final = "the operator looks into something"
 _LOOK_SECONDS: Final = 60
 _PAUSES: Final = (5, 60, 300)
@@ -29,6 +34,11 @@ _AMOUNTS: Final = {
 }
 _SCALE: Final = {"arbitrum": 6, "monero": 12}
 _ROW: Final = "SELECT network, address, units, state, txid FROM withdrawals WHERE withdrawal_id = ?"
+_NEEDED: Final = "SELECT sum(units) FROM transfers WHERE state = 'planned' AND network = 'arbitrum'"
+_LOST: Final = (
+    "SELECT DISTINCT network, txid FROM deposits"
+    " WHERE state = 'removed' AND transfer_id IS NOT NULL"
+)
 _ENDS: Final = ("settled", "failed", "cancelled")
 
 
@@ -62,6 +72,12 @@ class Operator:
             PauseSwitch(universe.folder / f"replica-{each.number}") for each in universe.replicas
         ]
         self._is_drill = False
+        # Whether an older copy of the database was put in place.
+        self.has_restored = False
+        # Whether it does so at random times.
+        self.restores = False
+        self._is_copied = self._is_withdrawing = False
+        self._has_topped_up = False
         # What the service said of each: whether it was made.
         self.wanted: dict[Wanted, bool] = {}
 
@@ -75,7 +91,7 @@ class Operator:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await self._look()
-            except Unavailable:
+            except (Unavailable, RpcFailure):
                 continue  # looked at again in a minute
 
     async def _look(self) -> None:
@@ -83,7 +99,10 @@ class Operator:
         reasons = [switch.reason() for switch in self._switches] + [await self._row.reason()]
         for reason in filter(None, reasons):
             of_others = reason.replace(_OWN, "").strip("; ")
-            if of_others and not of_others.startswith(_OF_A_REORGANISATION):
+            if self.has_restored and of_others.startswith(_OF_A_COPY):
+                if await universe.audited():
+                    return  # it is still adopting what the journal has
+            elif of_others and not of_others.startswith(_OF_A_REORGANISATION):
                 universe.violated(f"payouts are paused: {reason}")
         if any(reasons) and not self._is_drill:
             universe.counts["resumed"] += 1
@@ -106,6 +125,34 @@ class Operator:
             await asyncio.sleep(self._chance.choice(_PAUSES))
             self._is_drill = False
 
+    async def restore(self) -> None:
+        """Put older copies of the database in place, with the journal as it is.
+
+        Once everybody has ordered, and while nothing is withdrawn: orders and withdrawals since a
+        copy would be lost with it.
+        """
+        while self.restores:
+            await asyncio.sleep(20 + 60 * self._chance.random())
+            is_time = self._universe.is_striking and self._universe.has_all_orders
+            if not is_time or self._is_withdrawing:
+                continue
+            self._is_copied = True
+            copied = self._universe.server.copy()
+            await asyncio.sleep(self._chance.choice([1, 10, 60]))
+            if self._universe.is_striking:
+                self._universe.counts["restores"] += 1
+                self.has_restored = True
+                self._universe.restore(copied)
+            self._is_copied = False
+
+    async def rotate_keys(self) -> None:
+        """Replace the signing key at random times."""
+        while (rings := self._universe.key_rings) is not None:
+            await asyncio.sleep(5 + 60 * self._chance.random())
+            if self._universe.is_striking:
+                self._universe.counts["rotations"] += 1
+                rings.rotate()
+
     async def withdraw(self) -> None:
         """Take money out at random times: ask until there is an answer, perhaps twice at once."""
         left = {network: list(amounts) for network, amounts in _AMOUNTS.items()}
@@ -114,12 +161,19 @@ class Operator:
             network = self._chance.choice(list(left))
             if not self._universe.is_striking or not self._is_busy or not left[network]:
                 continue
-            number = len(self.wanted) + 1
-            units = left[network].pop(self._chance.randrange(len(left[network]))) + number
-            wanted = Wanted(f"wd_{self._universe.seed:012}-{number}", network, units)
-            self.wanted[wanted] = False
-            copies = self._chance.choice([1, 1, 2])
-            await asyncio.gather(*(self._make(wanted) for _ in range(copies)))
+            if self._is_copied:
+                continue
+            self._is_withdrawing = True
+            units = left[network].pop(self._chance.randrange(len(left[network])))
+            await self.take(network, units, self._chance.choice([1, 1, 2]))
+            self._is_withdrawing = False
+
+    async def take(self, network: str, units: int, copies: int = 1) -> None:
+        """Take so much out, or little more; ``copies``: how often it is asked for at once."""
+        number = len(self.wanted) + 1
+        wanted = Wanted(f"wd_{self._universe.seed:012}-{number}", network, units + number)
+        self.wanted[wanted] = False
+        await asyncio.gather(*(self._make(wanted) for _ in range(copies)))
 
     async def _make(self, wanted: Wanted) -> None:
         """Make it, or learn that it is refused."""
@@ -132,9 +186,43 @@ class Operator:
         name = "admin.withdrawals.make"
         return await self._universe.administer(name, self._chance, params)
 
+    async def has_topped_up(self) -> bool:
+        """Whether money was brought, once, for planned payments that the hot wallet lacks it for.
+
+        Overpaid orders take more out than they could be made for.
+        """
+        universe = self._universe
+        needed = universe.server.connection.execute(_NEEDED).fetchone()[0] or 0
+        held = universe.evm.state.get(("usdc", universe.hot.lower()))
+        if self._has_topped_up or held >= needed:
+            return False
+        self._has_topped_up = True
+        txid = universe.evm.send(BANK, usdc.transfer(universe.hot, needed - held))
+        while universe.evm.place_of(txid) is None:  # noqa: ASYNC110 - in virtual time
+            await asyncio.sleep(1)
+        await self._annotate({"network": "arbitrum", "txid": txid, "note": "brought by hand"})
+        return True
+
+    async def _annotate(self, params: dict[str, Any]) -> None:
+        name = "admin.treasury.annotate"
+        answer = await self._universe.administer(name, self._chance, params)
+        if not answer.get("moved"):
+            self._universe.violated(f"{params} was not explained: {answer}")
+
+    async def write_off(self) -> None:
+        """Write off each deposit that vanished after its payout, as health asks."""
+        for row in self._universe.server.connection.execute(_LOST).fetchall():
+            await self._annotate({**dict(row), "note": "taken back by its payer"})
+
     async def check(self) -> None:
         """Each withdrawal was paid once, if it was made and settled, and otherwise not at all."""
         universe = self._universe
+        if self.has_restored:
+            # When payouts go on, those that a copy lacks are asked for again, under the same ids.
+            await asyncio.sleep(2 * _LOOK_SECONDS)
+            for wanted in self.wanted:
+                await self._make(wanted)
+            await universe.settled()
         for wanted, is_made in self.wanted.items():
             row = universe.server.connection.execute(_ROW, (wanted.withdrawal_id,)).fetchone()
             if (row is not None) != is_made:

@@ -15,7 +15,7 @@ import structlog
 
 from tests.simulation.onchain import OnchainUniverse
 from tests.simulation.sandbox import SandboxUniverse
-from tests.simulation.universe import Faults, Universe
+from tests.simulation.universe import Faults, Universe, Violated
 
 ENGINES: Final[Mapping[str, type[Universe]]] = {
     "sandbox": SandboxUniverse,
@@ -41,53 +41,78 @@ class Outcome(NamedTuple):
     violations: list[str]
 
 
-def run(seed: int, orders: int, faults: Faults | None = None, engine: str = "sandbox") -> Outcome:
-    """Run a universe with new faults, or with these."""
-    return run_made(lambda folder: ENGINES[engine](seed, folder, faults), orders, engine)
+class CutShort(Exception):
+    """A run was ended before it was over, and says nothing."""
 
 
-def run_made(make: Callable[[Path], Universe], orders: int, engine: str = "onchain") -> Outcome:
-    """Run a universe in a process of its own, whose killed replicas end with it."""
+def run(
+    seed: int,
+    orders: int,
+    faults: Faults | None = None,
+    engine: str = "sandbox",
+    is_over: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Run a universe with new faults, or with these. Raises CutShort."""
+    return run_made(lambda folder: ENGINES[engine](seed, folder, faults), orders, engine, is_over)
+
+
+def run_made(
+    make: Callable[[Path], Universe],
+    orders: int,
+    engine: str = "onchain",
+    is_over: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Run a universe in a process of its own, whose killed replicas end with it.
+
+    ``is_over`` is asked once a second; when it says so, the process is killed. Raises CutShort.
+    """
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
-    child = context.Process(target=_run_here, args=(make, orders, engine, sending))
-    child.start()
-    sending.close()
-    try:
-        outcome: Outcome = receiving.recv()
-    except EOFError:
-        raise RuntimeError("the run has ended without an outcome") from None
-    finally:
-        child.join()
+    with tempfile.TemporaryDirectory(prefix="rpcsvc-simulation-", dir=_MEMORY) as folder:
+        arguments = (make, Path(folder), orders, engine, sending)
+        child = context.Process(target=_run_here, args=arguments)
+        child.start()
+        sending.close()
+        try:
+            while not receiving.poll(1):
+                if is_over():
+                    child.kill()
+                    raise CutShort
+            outcome: Outcome = receiving.recv()
+        except EOFError:
+            raise RuntimeError("the run has ended without an outcome") from None
+        finally:
+            child.join()
     return outcome
 
 
 def _run_here(
-    make: Callable[[Path], Universe], orders: int, engine: str, outcome: Connection
+    make: Callable[[Path], Universe], folder: Path, orders: int, engine: str, outcome: Connection
 ) -> None:
     # The clock of the log is the machine's, and thousands of lines tell nothing that is wrong.
     structlog.configure(
         processors=[lambda _logger, _name, _event: ""],
         logger_factory=structlog.ReturnLoggerFactory(),
     )
-    with tempfile.TemporaryDirectory(prefix="rpcsvc-simulation-", dir=_MEMORY) as folder:
-        universe = make(Path(folder))
-        try:
-            universe.run(orders)
-        except Exception:  # noqa: BLE001 - reported as a violation, with its seed
-            universe.violations.append(traceback.format_exc())
-        loop = universe.loop
-        outcome.send(
-            Outcome(
-                engine,
-                universe.seed,
-                orders,
-                loop.trace,
-                loop.steps,
-                len(universe.orders),
-                universe.counts,
-                universe.violations,
-            )
+    universe = make(folder)
+    try:
+        universe.run(orders)
+    except Violated:
+        pass
+    except Exception:  # noqa: BLE001 - reported as a violation, with its seed
+        universe.violations.append(traceback.format_exc())
+    loop = universe.loop
+    outcome.send(
+        Outcome(
+            engine,
+            universe.seed,
+            orders,
+            loop.trace,
+            loop.steps,
+            len(universe.orders),
+            universe.counts,
+            universe.violations,
         )
-        outcome.close()
+    )
+    outcome.close()
     os._exit(0)  # collecting the tasks of killed replicas would run their finally blocks

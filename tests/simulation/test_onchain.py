@@ -11,13 +11,14 @@ from rpcsvc.domain import usdc
 from tests.simulation.evm import Holding
 from tests.simulation.monero import Paid, Waiting, build
 from tests.simulation.monero_wallet import address_of
-from tests.simulation.onchain import USDC, XMR, OnchainUniverse
+from tests.simulation.onchain import OnchainUniverse
+from tests.simulation.tiers import USDC, XMR
 from tests.simulation.universe import Faults, Order, evm_address, monero_address
 
 EXPECTED: Final = 9 * XMR // 10
 DEPOSIT: Final = evm_address("deposit")
 PAYEE: Final = monero_address("payee")
-ORDER: Final = Order(0, "u2x", "ord_1", "session", PAYEE, DEPOSIT, EXPECTED)
+ORDER: Final = Order(0, "u2x", "ord_1", "session", PAYEE, DEPOSIT, 150 * USDC, EXPECTED)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import sqlite3
 import types
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -32,15 +33,21 @@ from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.database import DatabaseInUse
 from rpcsvc.store.leases import Lease
 from rpcsvc.store.webhooks import CANCELLED
-from tests.simulation.database import DatabaseServer, SimulatedDatabase
+from tests.simulation.database import LEASE_MS, DatabaseServer, SimulatedDatabase
 from tests.simulation.followers import Follower
 from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
 from tests.simulation.receivers import HookModel, Receivers
 
 HOUR_MS: Final = 3_600_000
 AMOUNTS: Final = {"x2u": "0.8", "u2x": "150"}
+# What is to arrive, exactly, in place of an amount that is sent.
+_EXACT_AMOUNTS: Final = {"x2u": "127.300001", "u2x": "0.876543210987"}
+# Of the orders, those for an exact amount.
+_EXACT: Final = 0.3
 BEGAN_MS: Final = 1_763_678_000_000
 _MOST_LOOKS: Final = 20
+# So long (s) a caller waits before it asks again, at first and at most.
+_FIRST_WAIT, _MOST_WAIT = 1.0, 15.0
 _MOST_WRONG_MS: Final = 300_000
 _LEASE: Final = "SELECT token, expires_at FROM leases WHERE name = 'settler'"
 # So long after it was woken, a replica may publish what it decided to before it was paused.
@@ -98,6 +105,10 @@ class Faults(NamedTuple):
             step=rate(5e-5),
             delay_ms=chance.choice([0.5, 5.0, 50.0]),
         )
+
+
+class Violated(Exception):
+    """Something does not hold: the rest of the run would say nothing more."""
 
 
 class ReplicaClock:
@@ -201,7 +212,10 @@ class Replica:
 
 
 class Order(NamedTuple):
-    """An order that was acknowledged to its orderer. ``number``: of the person who made it."""
+    """An order that was acknowledged to its orderer. ``number``: of the person who made it.
+
+    ``due``: deposit units that bring ``expected`` payout units.
+    """
 
     number: int
     direction: str
@@ -209,6 +223,7 @@ class Order(NamedTuple):
     session_id: str
     to: str
     deposit_address: str
+    due: int
     expected: int
 
 
@@ -259,7 +274,7 @@ class Universe:
         self.broken: BaseException | None = None
         # How long (s) people come, and how long faults strike after the last payment.
         self.comes, self.lingers = 60.0, 0.0
-        self._most_steps = 0
+        self._most_steps = self._people = 0
 
     def now_ms(self) -> int:
         """Wall-clock time, the same for all."""
@@ -286,6 +301,9 @@ class Universe:
     def refund_address(self, order: Order, attempt: int) -> str:
         """Where an orderer wants a refund, each time that it is asked for."""
         raise NotImplementedError
+
+    async def verify(self, order: Order, attestation: str, params: dict[str, Any]) -> None:
+        """Have an orderer verify what was attested, if anything is signed."""
 
     async def pay(self, order: Order, chance: random.Random) -> None:
         """Have a person pay once, in some way."""
@@ -314,6 +332,7 @@ class Universe:
 
     async def story(self, orders: int) -> None:
         """Let people come under faults; then end the faults, and check."""
+        self._people = orders
         await self.begin()
         for replica in self.replicas:
             replica.start()
@@ -360,6 +379,9 @@ class Universe:
             "to": to,
         }
         hooks = random.Random(f"{self.seed} {number} audience")
+        if self._audience and hooks.random() < _EXACT:
+            del params["amount"]
+            params["receiveAmount"] = _EXACT_AMOUNTS[direction]
         if hooks.random() < self._audience:
             receiver = self._told[key] = self.receivers.make(number, hooks)
             params["webhook"] = receiver.param
@@ -373,12 +395,16 @@ class Universe:
             made = data["order"]
             order = Order(
                 number, direction, made["orderId"], data["sessionId"], to,
-                made["depositAddress"], int(made["expectedOutput"]),
+                made["depositAddress"], int(made["depositAmount"]), int(made["expectedOutput"]),
             )  # fmt: skip
+            exact = params.get("receiveAmount")
+            if exact is not None and int(made["receiveAmount"]) != order.expected:
+                self.violated(f"{made} is not for {exact}")
             known = self.orders.setdefault(key, order)
             if known != order:
                 self.violated(f"key {key} has two orders: {known.order_id}, {order.order_id}")
             self.loop.note(f"order {order.order_id}")
+            await self.verify(order, made.get("attestation", ""), params)
         if hooks.random() < self._audience:
             self._follow(order, hooks)
         return order
@@ -407,6 +433,7 @@ class Universe:
 
         A call whose replica was killed has no answer: the caller waits, gives up, and asks again.
         """
+        wait = _FIRST_WAIT
         while True:
             replica = chance.choice(self.replicas)
             if replica.up is not None:
@@ -431,7 +458,8 @@ class Universe:
                             return answer
                         self.violated(f"{name} was refused: {answer['error']}")
                         return answer
-            await asyncio.sleep(0.2 + chance.random())
+            await asyncio.sleep(wait * (0.2 + chance.random()))
+            wait = min(_MOST_WAIT, 1.5 * wait)
 
     async def administer(
         self, name: str, chance: random.Random, params: dict[str, Any]
@@ -471,6 +499,8 @@ class Universe:
         """Between two callbacks: perhaps kill or pause a replica, or take the database away."""
         if self.broken is not None:
             raise self.broken
+        if self.violations:
+            raise Violated(self.violations[0])
         if self.loop.steps > self._most_steps:
             raise TimeoutError(f"orders have not ended after {self.loop.steps} steps")
         if not self.is_striking:
@@ -498,6 +528,15 @@ class Universe:
         self.loop.note(f"kill {replica.actor.name}")
         replica.kill()
         self.later(0.1 + self.chance.random() * 20, replica.start)
+
+    def restore(self, copied: sqlite3.Connection) -> None:
+        """Stop the replicas, put a copy of the database in place, and start them again."""
+        self.loop.note("restore")
+        for replica in self.replicas:
+            if replica.up is not None and not replica.actor.is_killed:
+                replica.kill()
+                self.later(LEASE_MS / 1000, replica.start)
+        self.server.restore(copied)
 
     def pause(self, replica: Replica) -> None:
         """Let nothing of a replica run for a while."""
@@ -582,6 +621,11 @@ class Universe:
         self.loop.call_later(seconds, act, context=context)
 
     # --- the end -------------------------------------------------------------------------------
+
+    @property
+    def has_all_orders(self) -> bool:
+        """Whether everybody who comes has ordered."""
+        return len(self.orders) == self._people
 
     async def recover(self) -> None:
         """Faults have stopped: let every deadline pass, and name the refund addresses due."""

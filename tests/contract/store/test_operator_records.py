@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, cast
+
 import pytest
 from msgspec.structs import replace
 
@@ -16,7 +19,7 @@ from rpcsvc.settlement.onchain.engine import SignedPayments
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders, engine_conflict
-from rpcsvc.store.database import Tables
+from rpcsvc.store.database import Query, Row, Tables
 from rpcsvc.store.operator_books import Flow, OperatorBooks, Signed, UnsweptTotal
 from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
@@ -199,3 +202,31 @@ async def test_a_database_of_real_wallets_is_onchains(filled: Tables) -> None:
     assert claim[0] == "onchain"
     assert await engine_conflict(filled, "onchain") is None
     assert await (await UnservedOrders.find(filled, ["arbitrum"])).problem() is None
+
+
+class BusyTables:
+    """Tables in which another replica makes the wallets and an order after the first read."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._has_begun = False
+
+    async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
+        found = await self._tables.fetch_together(queries)
+        if not self._has_begun:
+            self._has_begun = True
+            await self._tables.write([statement(ROWS[0])])
+            store = OrderStore(self._tables, lambda: "")
+            processor = OrderProcessor(store, ManualClock(NOW), lambda _order: None)
+            await processor.open(open_order(terms(Direction.USDC_TO_XMR)), None, None)
+        return found
+
+    async def fetch_one(self, sql: str, **values: Any) -> Row | None:
+        (rows,) = await self.fetch_together([Query(sql, values)])
+        return rows[0] if rows else None
+
+
+async def test_first_orders_of_another_replica_are_no_conflict(database: Tables) -> None:
+    assert await engine_conflict(cast("Tables", BusyTables(database)), "onchain") is None
+    assert await engine_conflict(database, "onchain") is None
+    assert await engine_conflict(database, "sandbox") is not None
