@@ -169,6 +169,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 ),
             ),
         ),
+        Panel("Calls of clients per hour", "none", _increase("rpcsvc_client_calls", "client")),
         Panel("Latency", "s", _quantiles("rpcsvc_call_seconds", "operation")),
         Panel("Responses per hour", "none", _increase("rpcsvc_responses", "status")),
     ),

@@ -318,7 +318,8 @@ class Terms(Struct, frozen=True):
     ``price_locked_until`` is None when the rate is locked until ``expires_at``.
     ``funding_gas``: USDC units of gas for a signed payment that the order bears; 0: none.
     ``receive_amount``: payout units that a deposit of ``deposit_amount`` pays exactly, of an order
-    that named them; None of one that named its deposit.
+    that named them; None of one that named its deposit. ``client``: who made it with a token, by
+    name; None without a token.
     """
 
     order_id: str
@@ -347,6 +348,7 @@ class Terms(Struct, frozen=True):
     price_locked_until: int | None = None
     funding_gas: int = 0
     receive_amount: int | None = None
+    client: str | None = None
 
     @property
     def deposit_asset(self) -> Asset:

@@ -127,6 +127,7 @@ class Dispatcher:
         if call.local_session is not None:
             params, call = _with_local_session(operation, params, call)
         try:
+            _require_scope(operation, call)
             parsed = await parse_call(operation.params, params, call, self._service)
             result = await operation.handler(self._service, parsed, call)
             reply = self._envelope.answer(operation, result, call)
@@ -141,6 +142,7 @@ class Dispatcher:
         """The stream of an operation; None if it sends nothing; a reply if the call is refused."""
         started, found = time.perf_counter_ns(), None
         try:
+            _require_scope(operation, call)
             parsed = await parse_call(operation.params, params, call, self._service)
             found = await follow(self._service, parsed, call)
         except Exception as error:  # noqa: BLE001 - it is answered for, and logged
@@ -187,6 +189,12 @@ def flat_dispatcher(service: Service) -> Dispatcher:
     return Dispatcher(service, FlatEnvelope())
 
 
+def _require_scope(operation: Operation, call: Call) -> None:
+    """Raise Forbidden for an operation that the client of the call may not use."""
+    if call.known is not None:
+        call.known.require_scope(operation.name, operation.scope)
+
+
 def _with_local_session(operation: Operation, params: Json, call: Call) -> tuple[Json, Call]:
     """The params with the local session if none was sent; otherwise the call without it."""
     takes_session = "session_id" in operation.params.model_fields
@@ -206,6 +214,7 @@ def _log(operation: Operation, reply: Reply, call: Call, started: int) -> None:
         "operation",
         operation=operation.name,
         request_id=call.request_id,
+        client=None if call.known is None else call.known.name,
         status=reply.http_status,
         code=code_of(reply.error) if reply.error else None,
         replayed=reply.replayed,

@@ -70,6 +70,7 @@ from rpcsvc.store.reservations import (
     count_statements,
     reservation_statements,
     scanned_until,
+    spending_statements,
 )
 from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
@@ -117,6 +118,14 @@ _SELECT_SESSION: Final = (
 _SELECT_SESSION_BEFORE: Final = (
     "SELECT order_id FROM orders WHERE session_start = :start AND session_id = :session_id"
     " AND seq < (SELECT seq FROM orders WHERE order_id = :after AND session_id = :session_id)"
+    " ORDER BY seq DESC LIMIT :limit"
+)
+_SELECT_CLIENT: Final = (
+    "SELECT order_id FROM orders WHERE client = :client ORDER BY seq DESC LIMIT :limit"
+)
+_SELECT_CLIENT_BEFORE: Final = (
+    "SELECT order_id FROM orders WHERE client = :client"
+    " AND seq < (SELECT seq FROM orders WHERE order_id = :after AND client = :client)"
     " ORDER BY seq DESC LIMIT :limit"
 )
 _SELECT_HISTORY: Final = (
@@ -301,6 +310,21 @@ class OrderStore(
             rows = await self._db.fetch(_SELECT_SESSION, **values)
         else:
             rows = await self._db.fetch(_SELECT_SESSION_BEFORE, **values, after=after)
+        return await self._all_of(rows)
+
+    async def orders_of_client(
+        self, client: str, limit: int, after: str | None = None
+    ) -> list[Order]:
+        """The orders that a client made with its token, as ``orders_of_session``."""
+        if after is None:
+            rows = await self._db.fetch(_SELECT_CLIENT, client=client, limit=limit)
+        else:
+            rows = await self._db.fetch(
+                _SELECT_CLIENT_BEFORE, client=client, limit=limit, after=after
+            )
+        return await self._all_of(rows)
+
+    async def _all_of(self, rows: Sequence[Row]) -> list[Order]:
         found = [await self.order(row["order_id"]) for row in rows]
         return [order for order in found if order is not None]
 
@@ -477,6 +501,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
             found += count_statements(change.admission, day_of(order.terms.created_at))
     if change.relay is not None:
         found += relay_statements(change.relay)
+    found += spending_statements(change.spending)
     if change.reservation is not None:
         found += reservation_statements(change.reservation)
         if change.admission is not None:

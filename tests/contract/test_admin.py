@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 METHODS = [
     "payouts.list", "payouts.show", "payouts.retry", "refunds.preview", "refunds.set",
     "integrators.report", "relays.list", "relays.close", "tickets.list", "tickets.show",
-    "tickets.close", "webhooks.list", "webhooks.replay", "withdrawals.preview",
+    "tickets.close", "clients.list", "webhooks.list", "webhooks.replay", "withdrawals.preview",
     "withdrawals.make", "withdrawals.list",
 ]  # fmt: skip
 

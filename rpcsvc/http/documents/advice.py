@@ -69,6 +69,11 @@ ERROR: dict[str, str] = {
     "unsupported_token": "Only XMR and the chain's USDC are swapped.",
     "invalid_destination": "Ask the user for the address again; don't correct it yourself. A"
     " checksum that fails means that a character is wrong.",
+    "destination_not_allowed": "The operator lets this client pay only the addresses in"
+    " `allowed`. Send one of these, or ask the operator to add the address.",
+    "forbidden": "The token's client lacks the scope `details.scope`. Ask the operator for it.",
+    "spend_limit": "The order is above `details.limit` of the token's client. Send one of at most"
+    " `details.leftUsd`, or come back after `details.freeAt`.",
     "verification_failed": "The order pays to another address than the one in `verify`: don't"
     " fund it. Or the `sessionId` is not the one that the order was made in.",
     "order_not_cancellable": "Ask for the order's status: what was sent to it is swapped or"

@@ -33,6 +33,9 @@ ANY_CALL: Final = frozenset(
         errors.MisdirectedRequest,
         errors.MethodNotAllowed,
         errors.InternalError,
+        # Of a token that came with the call.
+        errors.Unauthorized,
+        errors.Forbidden,
     }
 )
 # An unknown field, a query that names one twice; and the store may be down for any of them.
@@ -41,14 +44,13 @@ ANY_BODY: Final = (errors.InvalidJson, errors.PayloadTooLarge, errors.Unsupporte
 
 
 class Surface(Struct, frozen=True):
-    """A surface that HTTP serves. ``refusal`` names the schema of its refusals, ``more`` the errors
-    that any call of it may be refused with, ``prefix`` tells its shared responses from others.
+    """A surface of HTTP. ``refusal`` names the schema of its refusals, ``prefix`` tells its shared
+    responses from others.
     """
 
     root: str
     prefix: str
     refusal: str
-    more: tuple[ErrorClass, ...] = ()
 
     def answer(self, operation: Operation) -> Json:
         """A reference to the schema of an operation's answer."""
@@ -58,14 +60,14 @@ class Surface(Struct, frozen=True):
 
 
 AGENT: Final = Surface(API_ROOT, "", "ErrorEnvelope")
-BFF: Final = Surface(BFF_ROOT, "Bff", "BffError", (errors.Unauthorized,))
+BFF: Final = Surface(BFF_ROOT, "Bff", "BffError")
 
 
-def refused_with(site: Site, surface: Surface, operation: Operation) -> list[ErrorClass]:
+def refused_with(site: Site, operation: Operation) -> list[ErrorClass]:
     """All errors that a call of the operation may be refused with."""
     by_code = schemas.errors_by_code()
     found = [by_code[code] for code in operation.errors]
-    found += [*ANY_OPERATION, *ANY_CALL, *surface.more]
+    found += [*ANY_OPERATION, *ANY_CALL]
     if operation.method == "POST":
         found += ANY_BODY
     if site.rate_limit.enabled:
@@ -227,7 +229,7 @@ def shared_headers(site: Site) -> Json:
         "Allow": _header("With 405: the HTTP methods of this path.", "^[A-Z]+(, ?[A-Z]+)*$"),
         "Retry-After": _header("Seconds to wait.", "^[1-9][0-9]*$", required=True),
         "WWW-Authenticate": _header(
-            "Which header the credential goes into.", '^ApiKey header="[a-z-]+"$', required=True
+            "With 401: which header the credential goes into.", '^ApiKey header="[a-z-]+"$'
         ),
         "ETag": _header("The tag of these bytes.", '^"[0-9a-f]+"$', required=True),
         "Cache-Control": _header(

@@ -29,6 +29,7 @@ from rpcsvc.domain.authorizations import (
     AuthorizationRefused,
     is_signed_by_key,
 )
+from rpcsvc.domain.clients import Spending
 from rpcsvc.domain.money import MAX_UNITS
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.reservations import Admission, Reservation, ReservationChange
@@ -89,11 +90,15 @@ POLL_MS: Final = 5_000
 
 
 class Asking(NamedTuple):
-    """The id of a requested order, its reservation meanwhile, and its bounds."""
+    """The id of a requested order, its reservation meanwhile, and its bounds.
+
+    ``spending``: what it takes of its client's day, whatever becomes of the call.
+    """
 
     order_id: str
     reservation: Reservation
     admission: Admission
+    spending: Spending | None = None
 
 
 class Relay:
@@ -167,7 +172,12 @@ class Relay:
         else:
             reserves = ReservationChange(record.order_id, {}, fresh.reservation, begins=True)
             await self._store.commit(
-                Change(relay=record, reservation=reserves, admission=fresh.admission)
+                Change(
+                    relay=record,
+                    reservation=reserves,
+                    admission=fresh.admission,
+                    spending=fresh.spending,
+                )
             )
         try:
             async with asyncio.timeout(CALL_MS / 1000):

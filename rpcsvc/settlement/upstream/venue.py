@@ -10,7 +10,9 @@ import structlog
 from msgspec.structs import replace
 from typing_extensions import override
 
+from rpcsvc.clock import day_of
 from rpcsvc.domain.chains import MONERO_NETWORK, Chain, network_of
+from rpcsvc.domain.clients import worth
 from rpcsvc.domain.money import MAX_UNITS, XMR, Money, mul_div_ceil, require_storable
 from rpcsvc.domain.order import PERPS, Order
 from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, Price, deposit_asset, implied_rate
@@ -187,7 +189,10 @@ class UpstreamVenue(Venue):
         if quote is not None and request.priced.is_exact and not is_in_doubt:
             most_deposit = min(most_deposit, mul_div_ceil(quote.deposit.units, *_MORE_DEPOSIT))
         reservation = self._reservation(request, quote, admission.client)
-        fresh = Asking(named.order_id, reservation, admission)
+        spending = None
+        if request.known is not None and quote is not None:
+            spending = request.known.spending(_deposit_worth(quote), day_of(self._clock.now_ms()))
+        fresh = Asking(named.order_id, reservation, admission, spending)
         record, created = await self._relay.create(
             asked, claim, fresh, least=least, most_gas=most_gas, most_deposit=most_deposit
         )
@@ -329,6 +334,11 @@ def _worth(quote: VenueQuote) -> int:
     if quote.chain.name == PERPS:
         return 0
     return quote.expected_output if quote.deposit_asset is XMR else quote.deposit.units
+
+
+def _deposit_worth(quote: VenueQuote) -> int:
+    """The worth that an order counts for on its client's day, in USDC units."""
+    return worth(quote.direction, quote.deposit.units, quote.rate.usdc_per_xmr)
 
 
 def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> VenueQuote:

@@ -52,6 +52,8 @@ CREATE TABLE orders (
     price_locked_until    INTEGER,
     -- what the deposit_amount pays exactly; NULL: the order named its deposit, and not this
     receive_amount        INTEGER CHECK (receive_amount > 0),
+    -- who made it with a token, by the name in the settings; NULL: without a token
+    client                TEXT,
     -- from here on: what changes
     status                TEXT    NOT NULL CHECK (status IN (
         'awaiting_deposit', 'deposit_detected', 'deposit_confirmed', 'executing_swap',
@@ -92,6 +94,7 @@ CREATE INDEX orders_by_deadline ON orders (deadline_at) WHERE deadline_at IS NOT
 CREATE UNIQUE INDEX orders_by_upstream_id ON orders (upstream_id) WHERE upstream_id IS NOT NULL;
 CREATE INDEX orders_open_at_upstream ON orders (upstream_id)
     WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL;
+CREATE INDEX orders_by_client ON orders (client, seq) WHERE client IS NOT NULL;
 CREATE INDEX orders_by_integrator ON orders (integrator) WHERE integrator IS NOT NULL;
 -- Whether any order waits for a deposit on a network, and until when.
 CREATE INDEX orders_awaiting ON orders (deposit_network, expires_at)
@@ -112,7 +115,7 @@ CREATE TRIGGER orders_keep_their_terms BEFORE UPDATE OF
     max_deposit, rate, spread_bps, payout_fee, min_received_bps, refund_fee, created_at,
     expires_at, late_window, confirm_timeout, prepare_timeout, payout_check, refund_reminder,
     integrator, integrator_bps, funding_fee, funding_gas, twap_chunk_units, twap_interval_ms, upstream_id,
-    agreed_refund_address, price_locked_until, receive_amount
+    agreed_refund_address, price_locked_until, receive_amount, client
 ON orders
 BEGIN SELECT RAISE(ABORT, 'an order keeps its terms'); END;
 
@@ -403,6 +406,16 @@ CREATE TABLE finality_holds (
 CREATE TABLE order_counts (
     day    INTEGER NOT NULL,
     client TEXT    NOT NULL,
+    orders INTEGER NOT NULL CHECK (orders > 0),
+    PRIMARY KEY (day, client)
+) STRICT, WITHOUT ROWID;
+
+-- What the orders that a client of the settings made on a day (UTC, counted from the epoch) are worth
+-- together, in USDC units. The transaction of an order adds to it, within the client's limit.
+CREATE TABLE client_days (
+    day    INTEGER NOT NULL,
+    client TEXT    NOT NULL,
+    units  INTEGER NOT NULL CHECK (units >= 0),
     orders INTEGER NOT NULL CHECK (orders > 0),
     PRIMARY KEY (day, client)
 ) STRICT, WITHOUT ROWID;
