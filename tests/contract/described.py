@@ -58,7 +58,7 @@ def _flat(schema: Json, named: Json) -> Json:
     }
 
 
-ANY_CALL = (403, 405, 421, 500)  # what the default responses are of
+ANY_CALL = (403, 405, 413, 415, 421, 500)  # what the default responses are of
 _WHOLE: dict[int, tuple[Json, Json]] = {}
 
 

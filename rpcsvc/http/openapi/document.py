@@ -53,6 +53,12 @@ _STREAM: Final = (
     " `data.events` has them. Lines that begin with a colon say that the connection is alive. The"
     " response is not signed, the status answer is."
 )
+# Parts of an order that examples cut.
+_LONG: Final = (
+    ("order", "attestation"),
+    ("quote", "depositPolicy"),
+    ("fundingInstructions", "warnings"),
+)
 
 TAGS: Final = {
     "discovery": "What the service is, whether it is well, and what it can do.",
@@ -467,8 +473,7 @@ def _goods(site: Site, surface: Surface, operation: Operation) -> Json:
     if operation.method == "GET" and not operation.params.model_fields:
         content["examples"] = live_example(site, surface.root + operation.path)
     elif recorded is not None:
-        answer = recorded.answer
-        content["example"] = _without_policy(answer) if operation.creates else answer
+        content["example"] = _abridged(recorded.answer)
     followed = _links(site, operation)
     if followed:
         good["links"] = followed
@@ -476,16 +481,21 @@ def _goods(site: Site, surface: Surface, operation: Operation) -> Json:
         return {"200": good}
     unknown = "It is not known yet what became of the payment: sign no other, watch the order."
     settled = {**headers, x402.RESPONSE: header_ref(x402.RESPONSE)}
-    return {"200": {**good, "headers": settled}, "202": {**good, "description": unknown}}
+    pending = response(unknown, surface.answer(operation), headers)
+    return {"200": {**good, "headers": settled}, "202": pending}
 
 
-def _without_policy(answer: Json) -> Json:
-    """A recorded order with one row of its quote's policy, which the quote's own example has."""
-    quote = answer["data"].get("quote")
-    if quote is None:
-        return answer
-    short = {**quote, "depositPolicy": quote["depositPolicy"][:1]}
-    return {**answer, "data": {**answer["data"], "quote": short}}
+def _abridged(answer: Json) -> Json:
+    """A recorded answer without attestation, and with one line of each list of rules. The whole
+    is in llms-full.txt.
+    """
+    data = dict(answer["data"])
+    for part, name in _LONG:
+        value = (data.get(part) or {}).get(name)
+        if value is not None:
+            rest = {key: each for key, each in data[part].items() if key != name}
+            data[part] = {**rest, name: value[:1]} if isinstance(value, list) else rest
+    return {**answer, "data": data}
 
 
 def _links(site: Site, operation: Operation) -> Json:

@@ -27,20 +27,26 @@ from rpcsvc.strict_json import Json
 ErrorClass = type[ServiceError]
 JSON: Final = "application/json"
 _BASE64: Final = "^[A-Za-z0-9+/]+={0,2}$"
+# The default response, which stands once for each surface.
 ANY_CALL: Final = frozenset(
     {
         errors.TlsRequired,
         errors.MisdirectedRequest,
         errors.MethodNotAllowed,
         errors.InternalError,
-        # Of a token that came with the call.
-        errors.Unauthorized,
+        errors.PayloadTooLarge,
+        errors.UnsupportedMediaType,
         errors.Forbidden,
     }
 )
 # An unknown field, a query that names one twice; and the store may be down for any of them.
-ANY_OPERATION: Final = (errors.InvalidInput, errors.InvalidRequest, errors.Unavailable)
-ANY_BODY: Final = (errors.InvalidJson, errors.PayloadTooLarge, errors.UnsupportedMediaType)
+# A token is optional, and a wrong one is refused.
+ANY_OPERATION: Final = (
+    errors.InvalidInput,
+    errors.InvalidRequest,
+    errors.Unauthorized,
+    errors.Unavailable,
+)
 
 
 class Surface(Struct, frozen=True):
@@ -69,7 +75,7 @@ def refused_with(site: Site, operation: Operation) -> list[ErrorClass]:
     found = [by_code[code] for code in operation.errors]
     found += [*ANY_OPERATION, *ANY_CALL]
     if operation.method == "POST":
-        found += ANY_BODY
+        found.append(errors.InvalidJson)
     if site.rate_limit.enabled:
         found.append(errors.RateLimited)
     return list(dict.fromkeys(found))
@@ -121,7 +127,8 @@ class RefusalResponses:
 
 
 def _by_status(classes: Iterable[ErrorClass]) -> dict[int, tuple[ErrorClass, ...]]:
-    ordered = sorted(classes, key=lambda cls: cls.http_status)
+    # By code, too: the order of a set differs from process to process.
+    ordered = sorted(classes, key=lambda cls: (cls.http_status, cls.code))
     return {status: tuple(group) for status, group in groupby(ordered, lambda c: c.http_status)}
 
 
@@ -229,7 +236,7 @@ def shared_headers(site: Site) -> Json:
         "Allow": _header("With 405: the HTTP methods of this path.", "^[A-Z]+(, ?[A-Z]+)*$"),
         "Retry-After": _header("Seconds to wait.", "^[1-9][0-9]*$", required=True),
         "WWW-Authenticate": _header(
-            "With 401: which header the credential goes into.", '^ApiKey header="[a-z-]+"$'
+            "Which header the credential goes into.", '^ApiKey header="[a-z-]+"$', required=True
         ),
         "ETag": _header("The tag of these bytes.", '^"[0-9a-f]+"$', required=True),
         "Cache-Control": _header(
