@@ -17,12 +17,11 @@ from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import AGENT_STATE_OF, REFUND_ADDRESS, AgentState, Order
 from rpcsvc.domain.refunds import has_refused
 from rpcsvc.domain.reservations import SOCKET
-from rpcsvc.errors import InvalidDestination, OrderNotFound, Unavailable
+from rpcsvc.errors import InvalidDestination, MissingInput, OrderNotFound, Unavailable
 from rpcsvc.operations import models
 from rpcsvc.operations.clients import require_refundable
 from rpcsvc.operations.inputs import (
     Problems,
-    missing,
     read_order_id,
     read_refund_address,
     read_session,
@@ -40,6 +39,10 @@ log = structlog.get_logger(__name__)
 # How often a ticket budget is read again because another ticket was charged to it meanwhile.
 _TRIES: Final = 5
 
+_NO_SESSION: Final = (
+    "sessionId is missing. Send the one that create or execute answered; without it, a client with"
+    " a token lists its own orders."
+)
 _ACCEPTED = "Look at the order again until its refund has settled."
 
 
@@ -53,7 +56,7 @@ async def list_orders(
     """
     session = read_session(params.session_id)
     if session is None and call.known is None:
-        raise missing("sessionId")
+        raise MissingInput(_NO_SESSION, field="sessionId")
     client = "" if call.known is None else call.known.name
     after = None if params.after is None else await _cursor(service, params.after, session, client)
     if session is None:

@@ -19,6 +19,7 @@ from tests import mcp
 from tests.contract import bff, paying
 from tests.contract.checkout import Ordered, fault
 from tests.contract.serving import BACK, EVM, MONERO, SWAP, TOKEN, Answer, Served, serving
+from tests.contract.sidecar import beside
 from tests.logs import logs_of
 from tests.rows import all_rows, one_row
 
@@ -559,3 +560,35 @@ async def test_reload_names_what_needs_a_restart(tmp_path: Path) -> None:
         keys = [each["key"] for each in logs if each["event"] == "setting_needs_restart"]
         assert "port" in keys
         assert "clients" not in keys
+
+
+# --- a sidecar -----------------------------------------------------------------------------------
+
+
+async def test_sidecar_keeps_to_its_clients_limits(tmp_path: Path) -> None:
+    clients = {"desk": client(DESK, max_day_usd=300, destinations=[EVM])}
+    async with (
+        serving(tmp_path / "central") as central,
+        beside(central, tmp_path / "sidecar", clients=clients) as sidecar,
+    ):
+        made = await asyncio.gather(
+            *(order(sidecar, surface) for surface in SURFACES), return_exceptions=True
+        )
+        codes = [each.code for each in made if isinstance(each, Refused)]
+        assert set(codes) <= {"spend_limit", "unavailable"}
+        assert len(codes) >= 3
+        assert central.count("orders") == sidecar.count("orders") == 5 - len(codes) > 0
+        assert (await refusal(sidecar, "http", to=OTHER_EVM)).code == "destination_not_allowed"
+        used = one_row(sidecar.up.database, "SELECT units, orders FROM client_days")
+        assert used[1] == sidecar.count("orders")
+        assert used[0] <= 300 * 10**6
+        assert client_of(sidecar, next(each for each in made if isinstance(each, str))) == "desk"
+
+
+async def test_sidecar_takes_no_spread_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no spread_bps with the engine upstream"):
+        load_settings(
+            config_file=None,
+            environ={"RPCSVC_ENGINE": "upstream"},
+            flags={"clients": {"desk": client(DESK, spread_bps=1)}},
+        )
