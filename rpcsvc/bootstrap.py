@@ -32,6 +32,7 @@ from rpcsvc.engines import ENGINES
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.local_secret import local_secret
 from rpcsvc.operations.admin import RECORDS, bound
+from rpcsvc.operations.approvals import APPROVALS
 from rpcsvc.operations.clients import CLIENTS, require_scopes
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher
 from rpcsvc.operations.ordering import project, view_key
@@ -68,6 +69,7 @@ from rpcsvc.settings_clients import credentials
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.store.approvals import ApprovalStore
 from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
 from rpcsvc.store.checks import engine_conflict
@@ -353,7 +355,7 @@ def _compose(
         worker.beside(deliverer.run)
     books = OperatorBooks(tables)
     admin = bound(TRANSFERS, Transfers(books, retry, settlement.readings.paused))
-    admin += bound(RECORDS, books) + bound(CLIENTS, clients) + WEBHOOKS
+    admin += bound(RECORDS, books) + bound(CLIENTS, clients) + APPROVALS + WEBHOOKS
     if settlement.treasury is not None:
         admin += bound(TREASURY, settlement.treasury)
     if settlement.withdrawals is not None:
@@ -386,6 +388,7 @@ def _compose(
             deliverer.wake,
         ),
         clients=clients,
+        approvals=ApprovalStore(tables),
     )
     if settlement.controls is not None:
         service = with_sandbox(service, SANDBOX_OPERATIONS, settlement.controls)

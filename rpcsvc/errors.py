@@ -30,6 +30,7 @@
         +-- VerificationFailed
         +-- Forbidden              the client that calls lacks the scope
         +-- SpendLimit             the order is above a limit of the client that calls
+        +-- ApprovalRequired       a person has to approve the order first
         +-- OrderNotFound
         +-- OrderNotCancellable
         +-- OrderNotFundable
@@ -350,6 +351,14 @@ class SpendLimit(OperationError):
 
     code = "spend_limit"
     state = "invalid_input"
+    http_status = 403
+
+
+class ApprovalRequired(OperationError):
+    """A person has to approve the order first; ``details.approval`` has its id and its end."""
+
+    code = "approval_required"
+    state = "approval_required"
     http_status = 403
 
 

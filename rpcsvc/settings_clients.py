@@ -90,6 +90,7 @@ class ClientSettings(Group):
     scopes: Annotated[tuple[str, ...], BeforeValidator(_scopes)]
     max_order_usd: Usd | None = None
     max_day_usd: Usd | None = None
+    approve_above_usd: Usd | None = None
     destinations: Annotated[tuple[str, ...] | None, BeforeValidator(_destinations)] = None
     orders_per_minute: Annotated[int, integer_in(1, 1_000_000)] | None = None
     spread_bps: Annotated[int, integer_in(0, 5_000)] | None = None
@@ -149,6 +150,7 @@ def _known(name: str, client: ClientSettings) -> KnownClient:
         destinations=client.destinations,
         max_order=_units(client.max_order_usd),
         max_day=_units(client.max_day_usd),
+        approve_above=_units(client.approve_above_usd),
         orders_per_minute=client.orders_per_minute,
         spread_bps=client.spread_bps,
     )

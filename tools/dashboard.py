@@ -176,6 +176,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     "Commits, webhooks and waits": (
         Panel("Commit latency", "s", _quantiles("rpcsvc_commit_seconds", "")),
         Panel("Writes that share a commit", "none", _quantiles("rpcsvc_commit_writes", "")),
+        Panel("Approvals that wait", "none", (("rpcsvc_approvals_pending", "pending"),)),
         Panel("Webhook messages", "none", (("rpcsvc_webhook_messages_pending", "pending"),)),
         Panel("Oldest webhook message", "s", (("rpcsvc_webhook_oldest_seconds", "age"),)),
         Panel("Waits and streams", "none", (("rpcsvc_waits", "{{kind}}"),)),

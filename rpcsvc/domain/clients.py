@@ -10,16 +10,20 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple
 
+from msgspec import Struct
+
 from rpcsvc.domain.addresses import same_address
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.domain.money import MAX_UNITS, mul_div_ceil
-from rpcsvc.domain.pricing import ONE_XMR, Direction, usdc_to_deposit_floor
+from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, usdc_to_deposit_floor
 from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import DestinationNotAllowed, Forbidden
 from rpcsvc.redacted import Redacted
 
 # Who holds the AGENT_RPC_TOKEN.
 DEFAULT: Final = "default"
+# How much worse than shown the rate may be at which an approved order is made, in 1/10,000.
+TOLERANCE_BPS: Final = 100
 # A refusal lists no more destinations.
 _SHOWN: Final = 10
 
@@ -52,11 +56,58 @@ class ExceededLimit(NamedTuple):
     used: int
 
 
+class ApprovalState(StrEnum):
+    """The state of an approval. ENDED: expired, or replaced by one for other terms."""
+
+    PENDING = "pending"
+    GRANTED = "granted"
+    DENIED = "denied"
+    USED = "used"
+    ENDED = "ended"
+
+
+class Approval(Struct, frozen=True):
+    """A request for a person's approval of one order, and the decision.
+
+    ``key`` is the idempotency key of the call, empty without one; ``terms`` a hash of what the
+    caller named. ``deposit`` and ``output``: atomic units of the quote that was shown.
+    """
+
+    approval_id: str
+    client: str
+    key: str
+    terms: str
+    state: ApprovalState
+    requested_at: int
+    expires_at: int
+    deposit: int
+    output: int
+    shown: dict[str, str | None]
+    decided_at: int | None = None
+    decided_by: str | None = None
+    order_id: str | None = None
+
+    def covers(self, deposit: int, output: int) -> bool:
+        """Return whether a quote is no worse than the one shown by more than TOLERANCE_BPS."""
+        least = self.output * (BPS - TOLERANCE_BPS)
+        most = self.deposit * (BPS + TOLERANCE_BPS)
+        return output * BPS >= least and deposit * BPS <= most
+
+
+class ApprovalUse(NamedTuple):
+    """The order that uses an approval up, at a time (ms)."""
+
+    approval_id: str
+    order_id: str
+    at: int
+
+
 class KnownClient(Redacted, frozen=True):
     """A client that a token names.
 
     ``scopes`` are groups of operations and names of operations. ``destinations``: the only
-    addresses that its orders pay or refund; None: any. ``max_order`` and ``max_day`` in USDC units,
+    addresses that its orders pay or refund; None: any. ``max_order``, ``max_day`` and
+    ``approve_above`` (worth above which a person has to approve an order) in USDC units,
     ``spread_bps`` in 1/10,000 in place of the operator's; None: no limit of its own.
     ``token``: of the client DEFAULT, each of whose tokens has a budget of its own.
     """
@@ -68,6 +119,7 @@ class KnownClient(Redacted, frozen=True):
     destinations: tuple[str, ...] | None = None
     max_order: int | None = None
     max_day: int | None = None
+    approve_above: int | None = None
     orders_per_minute: int | None = None
     spread_bps: int | None = None
     token: str = ""
@@ -95,7 +147,12 @@ class KnownClient(Redacted, frozen=True):
     @property
     def has_limits(self) -> bool:
         """Whether the worth of its orders is limited."""
-        return self.max_order is not None or self.max_day is not None
+        limits = (self.max_order, self.max_day, self.approve_above)
+        return any(each is not None for each in limits)
+
+    def needs_approval(self, units: int) -> bool:
+        """Return whether an order of that worth waits for a person."""
+        return self.approve_above is not None and units > self.approve_above
 
     def require_scope(self, operation: str, group: Scope) -> None:
         """Raise Forbidden unless the client may call the operation, which is in the group."""
@@ -160,9 +217,10 @@ class KnownClient(Redacted, frozen=True):
         """
         if self.max_day is not None:
             return deposit
-        if self.max_order is not None:
-            return max(deposit, usdc_to_deposit_floor(direction, self.max_order, rate))
-        return MAX_UNITS
+        limits = [each for each in (self.max_order, self.approve_above) if each is not None]
+        if not limits:
+            return MAX_UNITS
+        return max(deposit, usdc_to_deposit_floor(direction, min(limits), rate))
 
 
 def worth(direction: Direction, deposit: int, rate: int) -> int:

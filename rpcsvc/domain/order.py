@@ -160,6 +160,7 @@ class AgentState(StrEnum):
     COMPLETED = "completed"
     TERMINAL_FAILURE = "terminal_failure"
     TICKET_CREATED = "ticket_created"
+    APPROVAL_REQUIRED = "approval_required"
     INVALID_INPUT = "invalid_input"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     NOT_FOUND = "not_found"

@@ -178,6 +178,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "rpcsvc_upstream_orders_in_doubt": Family(
         "gauge", "Upstream orders whose creation has an unknown outcome."
     ),
+    "rpcsvc_approvals_pending": Family(
+        "gauge", "Orders of clients that wait for a person's approval."
+    ),
     "rpcsvc_webhook_messages_pending": Family(
         "gauge", "Messages to webhooks that are neither delivered nor dead."
     ),

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from rpcsvc.clock import day_of, iso8601, ms_to_next_day
 from rpcsvc.domain.clients import (
     DEFAULT,
+    ApprovalState,
     Clients,
     Credential,
     ExceededLimit,
@@ -27,8 +28,10 @@ from rpcsvc.domain.money import USDC, format_units
 from rpcsvc.domain.order import PERPS, Order
 from rpcsvc.errors import DestinationNotAllowed, Forbidden, SettingsError, SpendLimit
 from rpcsvc.operations.admin import admin_row
+from rpcsvc.operations.approvals import Unapproved, holding
 from rpcsvc.operations.params import NoParams
 from rpcsvc.operations.service import Call, Cli, Flat, Operation, Service
+from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import OrderRequest, VenueQuote
 from rpcsvc.strict_json import Json
 
@@ -54,7 +57,9 @@ async def require_worth(service: Service, known: KnownClient | None, quote: Venu
         _within(known, await _used(service, known), service.clock.now_ms(), quote)
 
 
-async def within_limits(service: Service, request: OrderRequest) -> OrderRequest:
+async def within_limits(
+    service: Service, request: OrderRequest, claim: Claim | None
+) -> OrderRequest:
     """The request of a new order, which accepts no quote above the limits of its client.
 
     A retry of a key that has its answer does not come here. Raises DestinationNotAllowed, and
@@ -74,16 +79,26 @@ async def within_limits(service: Service, request: OrderRequest) -> OrderRequest
             " max_order_usd and max_day_usd."
         )
     used, now = await _used(service, known), service.clock.now_ms()
+    if known.approve_above is not None:
+        request = replace(request, approval=await holding(service, known, request, claim))
     return replace(request, accept=partial(_accept, request, known, used, now))
 
 
 def _accept(
     request: OrderRequest, known: KnownClient, used: int, now: int, quote: VenueQuote
 ) -> None:
-    """Raise SpendLimit, and what the request itself does not accept."""
+    """Raise SpendLimit, Unapproved, and what the request itself does not accept."""
     if request.accept is not None:
         request.accept(quote)
-    _within(known, used, now, quote)
+    units = _within(known, used, now, quote)
+    if known.needs_approval(units):
+        approval = request.approval
+        is_granted = approval is not None and approval.state is ApprovalState.GRANTED
+        covers = approval is not None and approval.covers(
+            quote.deposit.units, quote.expected_output
+        )
+        if not (is_granted and covers):
+            raise Unapproved(quote, units)
 
 
 async def _used(service: Service, known: KnownClient) -> int:
@@ -91,11 +106,13 @@ async def _used(service: Service, known: KnownClient) -> int:
     return (await service.store.spent(today, [known.name])).get(known.name, 0)
 
 
-def _within(known: KnownClient, used: int, now: int, quote: VenueQuote) -> None:
+def _within(known: KnownClient, used: int, now: int, quote: VenueQuote) -> int:
+    """Return the worth of an order at the quote. Raises SpendLimit."""
     units = worth(quote.direction, quote.deposit.units, quote.rate.usdc_per_xmr)
     exceeded = known.exceeded(units, used)
     if exceeded is not None:
         raise _spend_limit(known, exceeded, units, now)
+    return units
 
 
 def _spend_limit(known: KnownClient, exceeded: ExceededLimit, units: int, now: int) -> SpendLimit:
@@ -161,6 +178,7 @@ def _row(client: KnownClient, used: int) -> Json:
         "scopes": sorted(client.scopes),
         "usedTodayUsd": usd(used),
         "leftTodayUsd": usd(None if client.max_day is None else max(0, client.max_day - used)),
+        "approveAboveUsd": usd(client.approve_above),
         "maxOrderUsd": usd(client.max_order),
         "maxDayUsd": usd(client.max_day),
         "ordersPerMinute": client.orders_per_minute,

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from rpcsvc import errors, strict_json
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import (
+    ApprovalRequired,
     InputError,
     InputErrors,
     InternalError,
@@ -29,7 +30,7 @@ from rpcsvc.errors import (
     ServiceError,
 )
 from rpcsvc.operations.inputs import bare_key, is_session_id, parse_call
-from rpcsvc.operations.models import Result
+from rpcsvc.operations.models import ApprovalResult, Result
 from rpcsvc.operations.service import (
     Answer,
     Call,
@@ -92,7 +93,10 @@ class AgentEnvelope:
 
     def refuse(self, operation: str, error: ServiceError, call: Call, params: Json) -> Reply:
         """The reply that says why a call failed."""
-        data = Result(*self._views.common(_given_session(params), call))
+        common = self._views.common(_given_session(params), call)
+        data = Result(*common)
+        if isinstance(error, ApprovalRequired) and error.details is not None:
+            data = ApprovalResult(*common, approval=error.details["approval"])
         body = failure(operation, error, call.request_id, data)
         return Reply(body, error.http_status, error=error)
 
@@ -352,6 +356,13 @@ def _remedies(error: ServiceError) -> list[Json]:
                 "sign_payment",
                 "Have the user's wallet sign an entry of details.paymentRequired.accepts (x402),"
                 " and send the same call again with that as payment.",
+            )
+        ]
+    if isinstance(error, ApprovalRequired):
+        return [
+            action(
+                "wait_for_approval",
+                "A person decides. Then send the same call again, with the same idempotency key.",
             )
         ]
     if error.retryable:

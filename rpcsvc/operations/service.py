@@ -33,6 +33,7 @@ from rpcsvc.orders.policy import Policy
 from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.waits import Waits
+from rpcsvc.store.approvals import ApprovalStore
 from rpcsvc.store.changes import Ticket, TicketCharge, TicketsTaken
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.replicas import RateRows
@@ -289,6 +290,7 @@ class Service(Struct, frozen=True):
     waits: Waits
     webhooks: Webhooks
     clients: Clients
+    approvals: ApprovalStore
 
     @property
     def chains(self) -> ChainRegistry:

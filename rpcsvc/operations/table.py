@@ -72,6 +72,7 @@ _QUOTE_ERRORS = (
 _DESTINATION_ERRORS = ("invalid_destination", "destination_not_allowed")
 _ORDER_ERRORS = (
     *_QUOTE_ERRORS, *_DESTINATION_ERRORS, "idempotency_conflict", "quote_changed",
+    "approval_required",
 )  # fmt: skip
 _STATUS_ERRORS = (
     "missing_input", "invalid_input", "order_not_found", "verification_failed", "unavailable",
@@ -428,7 +429,12 @@ BFF_OPERATIONS: tuple[Operation, ...] = (
         method="POST",
         path="/orders",
         examples=(Example("example", {**_PAIR, "toAddress": EVM}),),
-        errors=(*_BFF_QUOTE_ERRORS, *_DESTINATION_ERRORS, "idempotency_conflict"),
+        errors=(
+            *_BFF_QUOTE_ERRORS,
+            *_DESTINATION_ERRORS,
+            "idempotency_conflict",
+            "approval_required",
+        ),
         idempotent=True,
     ),
     Operation(

@@ -307,8 +307,13 @@ class LocalVenue(Venue):
         address = self._wallets.deposit_address(quote.deposit_asset)
         terms = self._maker.terms(request, quote, named, address)
         pooled = self._wallets.pooled(address, terms.payout_network)
-        spending = _spending(request, quote, terms.created_at)
-        bounds = OrderBounds(priced.rates, pooled, spending)
+        units = worth(quote.direction, quote.deposit.units, quote.rate.usdc_per_xmr)
+        bounds = OrderBounds(
+            priced.rates,
+            pooled,
+            _spending(request, units, terms.created_at),
+            request.uses(units, terms.order_id, terms.created_at),
+        )
         yield NewOrder(terms, quote, priced.admission, bounds=bounds)
 
     async def _require_payable(self, request: OrderRequest) -> None:
@@ -470,12 +475,9 @@ def _exact_refused(refusal: InputError, request: QuoteRequest, price: Price) -> 
     )
 
 
-def _spending(request: OrderRequest, quote: VenueQuote, now: int) -> Spending | None:
+def _spending(request: OrderRequest, units: int, now: int) -> Spending | None:
     """Return what an order takes of its client's day; None without a client that is counted."""
-    if request.known is None:
-        return None
-    units = worth(quote.direction, quote.deposit.units, quote.rate.usdc_per_xmr)
-    return request.known.spending(units, day_of(now))
+    return None if request.known is None else request.known.spending(units, day_of(now))
 
 
 def _eaten_by_fees(

@@ -146,6 +146,7 @@ class OrderProcessor:
             rates=bounds.rates,
             pooled=bounds.pooled,
             spending=bounds.spending,
+            approval=bounds.approval,
         )
         await self._store.commit(change)
         for observe in self._observers:

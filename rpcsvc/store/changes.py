@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from rpcsvc.domain.clients import Spending
+from rpcsvc.domain.clients import ApprovalUse, Spending
 from rpcsvc.domain.events import Effect
 from rpcsvc.domain.finality import FinalityChange
 from rpcsvc.domain.order import Order
@@ -107,12 +107,14 @@ class OrderBounds(Struct, frozen=True):
     """Conditions that the transaction of a new order checks beside its admission; None: none.
 
     ``rates``: what the last published rate has to be. ``pooled``: what it has to find where another
-    replica has the wallets. ``spending``: what it takes of its client's day.
+    replica has the wallets. ``spending``: what it takes of its client's day. ``approval``: the one
+    that it uses up.
     """
 
     rates: RateBounds | None = None
     pooled: PooledOrder | None = None
     spending: Spending | None = None
+    approval: ApprovalUse | None = None
 
 
 UNBOUNDED: Final = OrderBounds()
@@ -178,8 +180,9 @@ class Change(Struct, frozen=True):
     from. ``admission`` is who asked for a new order, and the bounds that it is made within.
     ``webhook``: where the events of a new order are sent. ``rates``: what the last published rate
     has to be for a new order. ``pooled``: what a new order has to find where another
-    replica has the wallets. ``spending``: what a new order takes of its client's day. Raises
-    ValueError for a change of which a part could not be written.
+    replica has the wallets. ``spending``: what a new order takes of its client's day, and
+    ``approval`` what it uses up. Raises ValueError for a change of which a part could not be
+    written.
     """
 
     order: Order | None = None
@@ -200,6 +203,7 @@ class Change(Struct, frozen=True):
     rates: RateBounds | None = None
     pooled: PooledOrder | None = None
     spending: Spending | None = None
+    approval: ApprovalUse | None = None
 
     def __post_init__(self) -> None:
         order = self.order

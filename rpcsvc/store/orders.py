@@ -18,6 +18,7 @@ from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
+from rpcsvc.store.approvals import use_statements
 from rpcsvc.store.authorizations import IS_UNRESOLVED
 from rpcsvc.store.changes import Change, HistoryEntry, PendingEffect
 from rpcsvc.store.database import (
@@ -502,6 +503,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
     if change.relay is not None:
         found += relay_statements(change.relay)
     found += spending_statements(change.spending)
+    found += use_statements(change.approval)
     if change.reservation is not None:
         found += reservation_statements(change.reservation)
         if change.admission is not None:

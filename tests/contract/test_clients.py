@@ -17,96 +17,30 @@ from rpcsvc.serving import reload_clients
 from rpcsvc.settings import load_settings
 from tests import mcp
 from tests.contract import bff, paying
+from tests.contract.by_clients import (
+    DESK,
+    ENVIRON,
+    OTHER_EVM,
+    SHOP,
+    SURFACES,
+    OrderRefused,
+    client,
+    client_of,
+    made_id,
+    order,
+    refusal,
+    set_clients,
+    with_clients,
+)
 from tests.contract.checkout import Ordered, fault
-from tests.contract.serving import BACK, EVM, MONERO, SWAP, TOKEN, Answer, Served, serving
+from tests.contract.serving import BACK, EVM, MONERO, SWAP, TOKEN, Served, serving
 from tests.contract.sidecar import beside
 from tests.logs import logs_of
 from tests.rows import all_rows, one_row
 
 Json = dict[str, Any]
-DESK, SHOP = "token-of-the-desk-0123456789", "token-of-the-shop-0123456789"
-OTHER_EVM = "0xde709f2102306220921060314715629080e2fb77"
-# 800 of them are below max_swap_usd: one XMR is 165 USD on the sandbox.
+# Of 0.8 XMR: one is 165 USD on the sandbox.
 WORTH = 132 * 10**6
-ENVIRON = {"AGENT_RPC_TOKEN": TOKEN}
-SURFACES = ("http", "bearer", "rpc", "mcp", "bff")
-
-
-def client(token: str, *scopes: str, **limits: Any) -> Json:
-    digest = hashlib.sha256(token.encode()).hexdigest()
-    return {"token_sha256": [digest], "scopes": [*scopes] or ["read", "order", "fund"], **limits}
-
-
-def with_clients(data_dir: Path, **limits: Any) -> Any:
-    """A service with a client ``desk`` of these limits, and a client ``shop`` without any."""
-    clients = {"desk": client(DESK, **limits), "shop": client(SHOP)}
-    return serving(data_dir, ENVIRON, clients=clients)
-
-
-def set_clients(served: Served, **clients: Json) -> None:
-    """Take other clients, as after SIGHUP."""
-    settings = load_settings(config_file=None, environ=ENVIRON, flags={"clients": clients}).settings
-    reload_clients(served.up.service.clients, served.up.settings, lambda: settings)
-
-
-class Refused(Exception):
-    """A call that was refused, with its code and details."""
-
-    def __init__(self, status: int, error: Json) -> None:
-        super().__init__(error["code"])
-        self.status, self.code = status, error["code"]
-        self.details = error.get("details", {})
-
-
-async def order(
-    served: Served, surface: str, token: str = DESK, key: str | None = None, **changes: Any
-) -> str:
-    """The id of a new order over a surface. Raises Refused."""
-    swap = {**SWAP, **changes}
-    name = {"authorization": f"Bearer {token}"} if surface == "bearer" else {
-        "x_agent_rpc_token": token
-    }  # fmt: skip
-    keyed = {} if key is None else {"idempotency_key": key}
-    if surface in ("http", "bearer"):
-        return _id(await served.post("/agent/swap/create", swap, **name, **keyed))
-    if surface == "rpc":
-        given = {} if key is None else {"idempotency-key": key}
-        answer = await served.rpc("swap.create", {**swap, **given}, **name)
-        return _id(Answer(200, answer.body["result"], answer.headers))
-    if surface == "mcp":
-        given = {"sessionId": str(uuid.uuid4())} if key is None else {
-            "sessionId": "9a1f0b52-3c4d-4e6f-8a7b-1c2d3e4f5a6b", "idempotency-key": key
-        }  # fmt: skip
-        call = {"name": "create_swap", "arguments": {**swap, **given}}
-        answer = await mcp.stateless(served, "tools/call", call, **name)
-        if answer.status != 200:
-            raise Refused(answer.status, answer.body["error"]["data"])
-        result = answer.body["result"]
-        return _id(Answer(200, result["structuredContent"], answer.headers))
-    units = int(float(swap["amount"]) * 10**12)
-    body = {**bff.TO_USDC, "fromAmount": str(units), "toAddress": swap["to"]}
-    made = await bff.post(served, "/orders", body, **name, **keyed)
-    if made.status != 200:
-        raise Refused(made.status, made.body["error"])
-    return str(made.body["orderId"])
-
-
-def _id(answer: Answer) -> str:
-    if not answer.body.get("ok"):
-        raise Refused(answer.status, answer.body["error"])
-    return str(answer.body["data"]["order"]["orderId"])
-
-
-async def refusal(served: Served, surface: str, token: str = DESK, **given: Any) -> Refused:
-    with pytest.raises(Refused) as caught:
-        await order(served, surface, token, **given)
-    return caught.value
-
-
-def client_of(served: Served, order_id: str) -> str | None:
-    sql = f"SELECT client FROM orders WHERE order_id = '{order_id}'"
-    found: str | None = one_row(served.up.database, sql)[0]
-    return found
 
 
 # --- identity ------------------------------------------------------------------------------------
@@ -122,7 +56,7 @@ async def test_token_names_its_client_on_every_surface(tmp_path: Path, surface: 
 
 async def test_calls_without_a_token_have_no_client(tmp_path: Path) -> None:
     async with with_clients(tmp_path) as served:
-        made = _id(await served.post("/agent/swap/create", SWAP))
+        made = made_id(await served.post("/agent/swap/create", SWAP))
         assert client_of(served, made) is None
 
 
@@ -173,7 +107,7 @@ async def test_key_of_another_client_makes_an_order_of_its_own(tmp_path: Path) -
     async with with_clients(tmp_path) as served:
         key = "a-key-that-was-guessed"
         made = [await order(served, "http", token, key) for token in (DESK, SHOP, TOKEN)]
-        public = _id(await served.post("/agent/swap/create", SWAP, idempotency_key=key))
+        public = made_id(await served.post("/agent/swap/create", SWAP, idempotency_key=key))
         assert len({*made, public}) == 4
         assert await order(served, "rpc", DESK, key) == made[0]
         namespaces = all_rows(served.up.database, "SELECT namespace FROM idempotency_keys")
@@ -473,7 +407,7 @@ async def test_50_calls_at_once_stay_within_the_day(tmp_path: Path) -> None:
         made = await asyncio.gather(
             *(order(served, surface) for surface in surfaces), return_exceptions=True
         )
-        refused = [each for each in made if isinstance(each, Refused)]
+        refused = [each for each in made if isinstance(each, OrderRefused)]
         assert {each.code for each in refused} <= {"spend_limit", "unavailable"}
         used = one_row(served.up.database, "SELECT units, orders FROM client_days")
         assert served.count("orders") == used[1] == 50 - len(refused)
@@ -574,7 +508,7 @@ async def test_sidecar_keeps_to_its_clients_limits(tmp_path: Path) -> None:
         made = await asyncio.gather(
             *(order(sidecar, surface) for surface in SURFACES), return_exceptions=True
         )
-        codes = [each.code for each in made if isinstance(each, Refused)]
+        codes = [each.code for each in made if isinstance(each, OrderRefused)]
         assert set(codes) <= {"spend_limit", "unavailable"}
         assert len(codes) >= 3
         assert central.count("orders") == sidecar.count("orders") == 5 - len(codes) > 0

@@ -265,6 +265,7 @@ ERROR_TABLE: dict[str, tuple[int, set[int | None]]] = {
     "quote_changed": (409, {None}),
     "forbidden": (403, {None}),
     "spend_limit": (403, {None}),
+    "approval_required": (403, {None}),
     "verification_failed": (403, {None}),
     "order_not_found": (404, {None}),
     "order_not_cancellable": (409, {None}),

@@ -1,7 +1,8 @@
 """The commands of admin methods, made from the rows of the admin table that have a ``cli``.
 
-``rpcsvc clients``, ``integrators``, ``relays``, ``tickets`` and ``webhooks`` are nothing else:
-records of the running service. stdout is exactly one JSON object, but where a row prints a table.
+``rpcsvc approvals``, ``clients``, ``integrators``, ``relays``, ``tickets`` and ``webhooks`` are
+nothing else: records of the running service. stdout is exactly one JSON object, but where a row
+prints a table.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from rpcsvc.cli.operator.service import (
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.ids import system_random
 from rpcsvc.operations.admin import PREFIX, RECORDS
+from rpcsvc.operations.approvals import APPROVALS
 from rpcsvc.operations.clients import CLIENTS
 from rpcsvc.operations.params import plain_types
 from rpcsvc.operations.service import Cli, Confirmation, Operation
@@ -182,6 +184,7 @@ def add_commands(commands: Any) -> None:
     add_command(actions, "new-token", text, _new_token)
     add_methods(actions, CLIENTS, "clients")
     for word, text, rows in (
+        ("approvals", "decide on orders of clients that wait for a person", APPROVALS),
         ("tickets", "read and close what users have written to you", RECORDS),
         ("webhooks", "messages to the webhooks of orders", WEBHOOKS),
     ):

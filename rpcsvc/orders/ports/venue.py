@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain, ChainRegistry
-from rpcsvc.domain.clients import KnownClient
+from rpcsvc.domain.clients import Approval, ApprovalUse, KnownClient
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.money import MAX_UNITS, Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
@@ -147,7 +147,7 @@ class OrderRequest(Struct, frozen=True):
     ``least``: payout units that it must bring, and ``most``: deposit units that it may ask for, of
     quotes that the caller holds it to. ``accept`` raises QuoteChanged for a quote that the
     caller does not accept. ``webhook``: where its events are sent. ``pays_gas`` and ``known`` as
-    for a quote.
+    for a quote. ``approval``: a person's, which holds for the order.
     """
 
     direction: Direction
@@ -166,6 +166,7 @@ class OrderRequest(Struct, frozen=True):
     webhook: Webhook | None = None
     pays_gas: bool = False
     known: KnownClient | None = None
+    approval: Approval | None = None
 
     @property
     def priced(self) -> QuoteRequest:
@@ -174,6 +175,12 @@ class OrderRequest(Struct, frozen=True):
             self.direction, self.chain, self.amount, self.integrator, self.to, self.client,
             self.pays_gas, self.most, self.known,
         )  # fmt: skip
+
+    def uses(self, units: int, order_id: str, now: int) -> ApprovalUse | None:
+        """Return the use of the approval by an order worth that many USDC units, if it needs it."""
+        if self.known is None or self.approval is None or not self.known.needs_approval(units):
+            return None
+        return ApprovalUse(self.approval.approval_id, order_id, now)
 
 
 class VenueQuote(Struct, frozen=True):

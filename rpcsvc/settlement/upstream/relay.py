@@ -29,7 +29,6 @@ from rpcsvc.domain.authorizations import (
     AuthorizationRefused,
     is_signed_by_key,
 )
-from rpcsvc.domain.clients import Spending
 from rpcsvc.domain.money import MAX_UNITS
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.reservations import Admission, Reservation, ReservationChange
@@ -46,7 +45,7 @@ from rpcsvc.settlement.upstream.requests import (
     UpstreamRequest,
 )
 from rpcsvc.store.authorizations import AuthorizationRecord
-from rpcsvc.store.changes import Change, RelayRecord, RelayState
+from rpcsvc.store.changes import UNBOUNDED, Change, OrderBounds, RelayRecord, RelayState
 from rpcsvc.store.database import StaleWrite
 from rpcsvc.store.orders import OrderStore
 
@@ -92,13 +91,13 @@ POLL_MS: Final = 5_000
 class Asking(NamedTuple):
     """The id of a requested order, its reservation meanwhile, and its bounds.
 
-    ``spending``: what it takes of its client's day, whatever becomes of the call.
+    ``bounds``: what it takes of its client's limits, whatever becomes of the call.
     """
 
     order_id: str
     reservation: Reservation
     admission: Admission
-    spending: Spending | None = None
+    bounds: OrderBounds = UNBOUNDED
 
 
 class Relay:
@@ -176,7 +175,8 @@ class Relay:
                     relay=record,
                     reservation=reserves,
                     admission=fresh.admission,
-                    spending=fresh.spending,
+                    spending=fresh.bounds.spending,
+                    approval=fresh.bounds.approval,
                 )
             )
         try:

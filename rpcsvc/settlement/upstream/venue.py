@@ -44,7 +44,7 @@ from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.follower import Follower
 from rpcsvc.settlement.upstream.relay import Asking, Relay
 from rpcsvc.settlement.upstream.requests import Created, Offer, UpstreamRequest
-from rpcsvc.store.changes import RelayRecord, Ticket
+from rpcsvc.store.changes import UNBOUNDED, OrderBounds, RelayRecord, Ticket
 
 log = structlog.get_logger(__name__)
 
@@ -189,10 +189,8 @@ class UpstreamVenue(Venue):
         if quote is not None and request.priced.is_exact and not is_in_doubt:
             most_deposit = min(most_deposit, mul_div_ceil(quote.deposit.units, *_MORE_DEPOSIT))
         reservation = self._reservation(request, quote, admission.client)
-        spending = None
-        if request.known is not None and quote is not None:
-            spending = request.known.spending(_deposit_worth(quote), day_of(self._clock.now_ms()))
-        fresh = Asking(named.order_id, reservation, admission, spending)
+        bounds = self._bounds(request, quote, named.order_id)
+        fresh = Asking(named.order_id, reservation, admission, bounds)
         record, created = await self._relay.create(
             asked, claim, fresh, least=least, most_gas=most_gas, most_deposit=most_deposit
         )
@@ -201,6 +199,18 @@ class UpstreamVenue(Venue):
         if request.twap is not None:
             # Only its status says whether it is cut, and how.
             await self._follower.ask_first(record.order_id)
+
+    def _bounds(
+        self, request: OrderRequest, quote: VenueQuote | None, order_id: str
+    ) -> OrderBounds:
+        """Return what the order takes of its client's limits, counted with the claim."""
+        if request.known is None or quote is None:
+            return UNBOUNDED
+        now, units = self._clock.now_ms(), _deposit_worth(quote)
+        return OrderBounds(
+            spending=request.known.spending(units, day_of(now)),
+            approval=request.uses(units, order_id, now),
+        )
 
     def _asked_amount(self, request: QuoteRequest, quote: VenueQuote | None) -> Money:
         """The amount to order by: of an upstream that takes deposits only, the deposit quoted."""

@@ -420,6 +420,45 @@ CREATE TABLE client_days (
     PRIMARY KEY (day, client)
 ) STRICT, WITHOUT ROWID;
 
+-- Orders of clients that a person has to approve (rpcsvc/operations/approvals.py). One that holds is
+-- the only one for its client, terms and key. shown is JSON, as the person reads it.
+CREATE TABLE approvals (
+    seq             INTEGER PRIMARY KEY,
+    approval_id     TEXT    NOT NULL UNIQUE,
+    client          TEXT    NOT NULL,
+    idempotency_key TEXT    NOT NULL,
+    terms           TEXT    NOT NULL,
+    state           TEXT    NOT NULL CHECK (state IN (
+        'pending', 'granted', 'denied', 'used', 'ended')),
+    requested_at    INTEGER NOT NULL,
+    expires_at      INTEGER NOT NULL,
+    deposit         INTEGER NOT NULL CHECK (deposit > 0),
+    output          INTEGER NOT NULL CHECK (output > 0),
+    shown           TEXT    NOT NULL,
+    decided_at      INTEGER,
+    decided_by      TEXT,
+    order_id        TEXT,
+    CHECK ((decided_at IS NULL) = (decided_by IS NULL)),
+    CHECK ((order_id IS NOT NULL) = (state = 'used')),
+    CHECK (decided_by IS NOT NULL OR state IN ('pending', 'ended'))
+) STRICT;
+
+CREATE UNIQUE INDEX approvals_that_hold ON approvals (client, terms, idempotency_key)
+    WHERE state IN ('pending', 'granted', 'denied');
+CREATE INDEX approvals_pending ON approvals (client) WHERE state = 'pending';
+
+CREATE TRIGGER approvals_keep_what_they_are BEFORE UPDATE OF
+    seq, approval_id, client, idempotency_key, terms, requested_at, expires_at, deposit, output, shown
+ON approvals
+BEGIN SELECT RAISE(ABORT, 'an approval keeps its terms'); END;
+
+CREATE TRIGGER approvals_are_decided_once BEFORE UPDATE OF decided_at, decided_by ON approvals
+WHEN OLD.decided_at IS NOT NULL
+BEGIN SELECT RAISE(ABORT, 'an approval is decided once'); END;
+
+CREATE TRIGGER approvals_are_never_deleted BEFORE DELETE ON approvals
+BEGIN SELECT RAISE(ABORT, 'an approval stays'); END;
+
 -- --- Withdrawals --------------------------------------------------------------------------------
 
 -- The operator's own transfers out of the wallets, each of no order. While one is open its units and
