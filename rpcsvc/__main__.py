@@ -11,6 +11,7 @@ from rpcsvc.importing import Importing
 TYPE_CHECKING = False  # as in typing, whose import costs a probe too much
 if TYPE_CHECKING:
     from asyncio import Event
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
     from rpcsvc.operations.dispatch import LocalService
@@ -28,11 +29,11 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 - never closed
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
     with Importing():
         from rpcsvc.serving import serve  # noqa: PLC0415 - most commands do without
 
-    await serve(settings)
+    await serve(settings, load)
 
 
 def _local(settings: Settings) -> AbstractAsyncContextManager[LocalService]:

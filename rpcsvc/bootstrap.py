@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from rpcsvc import engine_context
 from rpcsvc.clock import DAY_MS, Clock, SystemClock
 from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.clients import Clients, Credential, default_credentials
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.domain.reservations import Counting, UnfundedLimits
@@ -31,6 +32,8 @@ from rpcsvc.engines import ENGINES
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.local_secret import local_secret
 from rpcsvc.operations.admin import RECORDS, bound
+from rpcsvc.operations.approvals import APPROVALS
+from rpcsvc.operations.clients import CLIENTS, require_scopes
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher
 from rpcsvc.operations.ordering import project, view_key
 from rpcsvc.operations.service import (
@@ -42,7 +45,12 @@ from rpcsvc.operations.service import (
     attester,
     with_sandbox,
 )
-from rpcsvc.operations.table import AGENT_OPERATIONS, SANDBOX_OPERATIONS
+from rpcsvc.operations.table import (
+    AGENT_OPERATIONS,
+    BFF_OPERATIONS,
+    OPERATIONS,
+    SANDBOX_OPERATIONS,
+)
 from rpcsvc.operations.transfers import TRANSFERS, Transfers
 from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
 from rpcsvc.operations.webhooks import WEBHOOKS, event_body
@@ -58,9 +66,11 @@ from rpcsvc.orders.settlement import Readings, Settlement
 from rpcsvc.orders.waits import Waits
 from rpcsvc.orders.webhooks import Deliverer
 from rpcsvc.settings import Settings, SettingsError
+from rpcsvc.settings_clients import credentials
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.store.approvals import ApprovalStore
 from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
 from rpcsvc.store.checks import engine_conflict
@@ -108,6 +118,14 @@ class Running(Struct, frozen=True):
 Standby: TypeAlias = Callable[[Running], AbstractAsyncContextManager[None]]
 
 
+def known_clients(settings: Settings) -> list[Credential]:
+    """Return the clients that the settings know by a token. Raises SettingsError."""
+    tokens = [each.get_secret_value() for each in settings.agent_rpc_tokens]
+    found = credentials(settings.clients)
+    require_scopes(found, (*OPERATIONS, *BFF_OPERATIONS))
+    return [*default_credentials(tokens), *found]
+
+
 @asynccontextmanager
 async def running(
     settings: Settings,
@@ -116,13 +134,14 @@ async def running(
     random: RandomBytes = system_random,
     stop: asyncio.Event | None = None,
     standby: Standby | None = None,
+    clients: Clients | None = None,
 ) -> AsyncIterator[Running]:
     """Run the service on its data directory, owned exclusively, until the block ends.
 
     While another process holds the lease, this one waits until it may, or until ``stop`` is set,
     and runs ``standby`` meanwhile; without ``stop`` it does not wait. The worker is made, not
-    started. Raises DatabaseInUse, DatabaseUnusable, UnknownSchema, SigningKeyError and
-    SettingsError.
+    started. ``clients``: by default those of the settings. Raises DatabaseInUse, DatabaseUnusable,
+    UnknownSchema, SigningKeyError and SettingsError.
     """
     chains = read_chains(settings.chains_file)
     engine_context.check(settings, chains)
@@ -133,7 +152,7 @@ async def running(
         database = await open_database(settings.data_dir, settings.postgresql_url)
         try:
             async with running_on(
-                database, settings, chains, clock or SystemClock(), random, stop, standby
+                database, settings, chains, clock or SystemClock(), random, stop, standby, clients
             ) as up:
                 yield up
         finally:
@@ -151,12 +170,14 @@ async def running_on(
     random: RandomBytes,
     stop: asyncio.Event | None = None,
     standby: Standby | None = None,
+    clients: Clients | None = None,
 ) -> AsyncIterator[Running]:
     """Run the service on an open database, under its lease, until the block ends.
 
     Raises as ``running``, which opens the database and owns the data directory.
     """
     signer = _signer(settings, clock, random)
+    known = clients or Clients(known_clients(settings))
 
     def context(tables: Tables, lease: Lease) -> EngineContext:
         return EngineContext(settings, chains, clock, random, tables, lease, watch)
@@ -166,13 +187,15 @@ async def running_on(
         async with AsyncExitStack() as meanwhile:
             if (lease := await _free_lease(keeper, stop)) is None:
                 waiting = context(database, Lease(SETTLER, 0, 0))
-                up = await meanwhile.enter_async_context(_connected(waiting, database, signer))
+                up = await meanwhile.enter_async_context(
+                    _connected(waiting, database, signer, known)
+                )
                 if standby is not None:
                     await meanwhile.enter_async_context(standby(up))
                 watch = up.watch
                 lease = await keeper.take(stop, watch)
             leading = context(Fenced(database, lease), lease)
-            async with keeper.kept(lease), _connected(leading, database, signer) as up:
+            async with keeper.kept(lease), _connected(leading, database, signer, known) as up:
                 await meanwhile.aclose()
                 yield up
     except LeaseTaken as taken:
@@ -193,7 +216,7 @@ async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease 
 
 @asynccontextmanager
 async def _connected(
-    context: EngineContext, database: Database, signer: ResponseSigner | None
+    context: EngineContext, database: Database, signer: ResponseSigner | None, clients: Clients
 ) -> AsyncIterator[Running]:
     """Put the service together around its engine, connected until the block ends."""
     await _require_own(context.settings, context.tables)
@@ -205,7 +228,7 @@ async def _connected(
             from rpcsvc.treasury.wallets import overseen  # noqa: PLC0415 - loads the auditor
 
             settlement = await stack.enter_async_context(overseen(context, settlement))
-        yield _compose(context, database, settlement, signer, sender)
+        yield _compose(context, database, settlement, signer, sender, clients)
 
 
 def _make_data_dir(path: Path) -> None:
@@ -313,6 +336,7 @@ def _compose(
     settlement: Settlement,
     signer: ResponseSigner | None,
     sender: WebhookSender,
+    clients: Clients,
 ) -> Running:
     settings, tables, settles = context.settings, context.tables, context.lease.is_held
     orders, venue, worker = settlement.orders, settlement.venue, settlement.worker
@@ -332,7 +356,7 @@ def _compose(
         worker.beside(deliverer.run)
     books = OperatorBooks(tables)
     admin = bound(TRANSFERS, Transfers(books, retry, settlement.readings.paused))
-    admin += bound(RECORDS, books) + WEBHOOKS
+    admin += bound(RECORDS, books) + bound(CLIENTS, clients) + APPROVALS + WEBHOOKS
     if settlement.treasury is not None:
         admin += bound(TREASURY, settlement.treasury)
     if settlement.withdrawals is not None:
@@ -365,6 +389,8 @@ def _compose(
             lambda: None if signer is None else signer.webhook_key,
             deliverer.wake,
         ),
+        clients=clients,
+        approvals=ApprovalStore(tables),
     )
     if settlement.controls is not None:
         service = with_sandbox(service, SANDBOX_OPERATIONS, settlement.controls)

@@ -24,9 +24,13 @@
     |   +-- AmountBelowMinimum / AmountAboveMaximum
     |   +-- UnsupportedChain / UnsupportedDirection / UnsupportedToken
     |   +-- InvalidDestination
+    |   +-- DestinationNotAllowed  not among the destinations of the client that calls
     +-- InputErrors            several of them at once
     +-- OperationError         the call was good; the operation could not do it
         +-- VerificationFailed
+        +-- Forbidden              the client that calls lacks the scope
+        +-- SpendLimit             the order is above a limit of the client that calls
+        +-- ApprovalRequired       a person has to approve the order first
         +-- OrderNotFound
         +-- OrderNotCancellable
         +-- OrderNotFundable
@@ -304,6 +308,12 @@ class InvalidDestination(InputError):
     code = "invalid_destination"
 
 
+class DestinationNotAllowed(InputError):
+    """The address is not among those that the settings allow the client's orders to pay."""
+
+    code = "destination_not_allowed"
+
+
 class InputErrors(ServiceError):
     """Several fields are missing or wrong; reported together, so that one retry can mend all."""
 
@@ -325,6 +335,30 @@ class VerificationFailed(OperationError):
 
     code = "verification_failed"
     state = "verification_failed"
+    http_status = 403
+
+
+class Forbidden(OperationError):
+    """The client that calls lacks the scope of the operation; ``details`` name it."""
+
+    code = "forbidden"
+    state = "invalid_input"
+    http_status = 403
+
+
+class SpendLimit(OperationError):
+    """The order is above a limit of its client; ``details`` say which, and when it is free."""
+
+    code = "spend_limit"
+    state = "invalid_input"
+    http_status = 403
+
+
+class ApprovalRequired(OperationError):
+    """A person has to approve the order first; ``details.approval`` has its id and its end."""
+
+    code = "approval_required"
+    state = "approval_required"
     http_status = 403
 
 

@@ -41,6 +41,11 @@ def withdrawal_id(random: RandomBytes) -> str:
     return "wd_" + _base32(int.from_bytes(random(16)), 13)
 
 
+def approval_id(random: RandomBytes) -> str:
+    """A new id of an approval."""
+    return "apr_" + _base32(int.from_bytes(random(16)), 13)
+
+
 def request_id(random: RandomBytes) -> str:
     """A new request id."""
     return "req_" + _base32(int.from_bytes(random(10)), 8)

@@ -16,7 +16,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,8 @@ import structlog
 from aiohttp import web
 
 from rpcsvc import __version__, ids
-from rpcsvc.bootstrap import Running, running
+from rpcsvc.bootstrap import Running, known_clients, running
+from rpcsvc.domain.clients import Clients
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.http import rates
 from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
@@ -61,7 +62,7 @@ from rpcsvc.operations.service import Call, Reply
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.orders.waits import Waits
 from rpcsvc.service_manager import READY, STOPPING, ServiceManager, service_manager
-from rpcsvc.settings import Settings, SettingsError, check_bind
+from rpcsvc.settings import RELOADED, Settings, SettingsError, changed_keys, check_bind
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import DatabaseInUse
 from rpcsvc.store.leases import LeaseLost
@@ -82,22 +83,24 @@ STANDBY_GRACE_SECONDS: Final = 1
 IDLE_SECONDS: Final = 75
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, load: Callable[[], Settings]) -> None:
     """Serve until SIGTERM or SIGINT; then finish running requests and close.
 
-    Raises SettingsError, DataDirInUse, OSError when the address can't be bound, and LeaseLost after
-    another process has taken over.
+    On SIGHUP, ``load`` gives the settings as they are then. Raises SettingsError, DataDirInUse,
+    OSError when the address can't be bound, and LeaseLost after another process has taken over.
     """
     check_bind(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    clients = Clients(known_clients(settings))
+    loop.add_signal_handler(signal.SIGHUP, reload_clients, clients, settings, load)
     loop.set_exception_handler(AcceptFailures(time.monotonic))
     manager = service_manager(os.environ)
     standby = partial(_standing_by, manager)
     try:
-        async with running(settings, stop=stop, standby=standby) as up:
+        async with running(settings, stop=stop, standby=standby, clients=clients) as up:
             # Neither a database that is down nor a daemon would come back by a restart.
             up.worker.beside(partial(manager.ping, up.worker.stall))
             async with _traces(up) as traces, _working(up, stop), listening(up, traces=traces):
@@ -115,6 +118,25 @@ async def serve(settings: Settings) -> None:
     log.info("stopped")
     if up.lease.lost.is_set():
         raise LeaseLost
+
+
+def reload_clients(clients: Clients, started: Settings, load: Callable[[], Settings]) -> None:
+    """Take tokens and clients from the settings as they are now, for the calls that come.
+
+    Settings with a problem change nothing. Every other setting keeps the value of the start; the
+    log names those that have changed.
+    """
+    try:
+        settings = load()
+        found = known_clients(settings)
+    except SettingsError as error:
+        log.error("settings_reload_refused", problems=list(error.problems))  # noqa: TRY400 - no fault here
+        return
+    clients.replace(found)
+    log.info("settings_reloaded", clients=[each.name for each in clients.listed])
+    for key in changed_keys(started, settings):
+        if key not in RELOADED:
+            log.warning("setting_needs_restart", key=key)
 
 
 def _traces(up: Running) -> AbstractAsyncContextManager[OrderTraces | None]:
@@ -309,7 +331,7 @@ def _both(first: Observer, second: Observer) -> Observer:
 def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
     """All HTTP surfaces over a running service, to be served by http_server.EdgeRunner."""
     settings = up.settings
-    gate = Gate(settings, up.service.random, time.monotonic)
+    gate = Gate(settings, up.service.clients, up.service.random, time.monotonic)
     limits = settings.limits
     operations = up.service.operations
     site = site_of(settings, up.service)

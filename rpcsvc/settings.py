@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -25,11 +25,12 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from rpcsvc.domain.integrators import Integrator
+from rpcsvc.domain.integrators import Integrator, key_hash
 from rpcsvc.domain.money import USDC, XMR, as_units
 from rpcsvc.engines import ENGINES
 from rpcsvc.errors import SettingsError
 from rpcsvc.health_probe import DEFAULT_DATA_DIR
+from rpcsvc.settings_clients import ClientSettings, ClientTables
 from rpcsvc.settings_onchain import DAY, InventorySettings, OnchainSettings, RatesSettings
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
@@ -64,9 +65,9 @@ from rpcsvc.settings_sources import (
 from rpcsvc.urls import is_loopback, without_userinfo
 
 __all__ = [
-    "KEYS", "SECRETS", "BrandSettings", "ConfigRow", "LimitSettings", "LoadedSettings",
+    "KEYS", "RELOADED", "SECRETS", "BrandSettings", "ConfigRow", "LimitSettings", "LoadedSettings",
     "LogSettings", "OrderSettings", "RateLimitSettings", "SandboxSettings", "Settings",
-    "SettingsError", "SigningSettings", "UpstreamSettings", "check_bind",
+    "SettingsError", "SigningSettings", "UpstreamSettings", "changed_keys", "check_bind",
     "effective_config", "load_settings", "render_config",
 ]  # fmt: skip
 
@@ -96,6 +97,11 @@ _URLS_WITH_KEYS: Final = frozenset(
     }
 )
 _URL: Final = re.compile(r"(https?://)([^/?#\s]*)(\S*)")
+# Of keys in tables whose names the operator chooses.
+_KEY_PROBLEMS: Final = {
+    "missing": "a value, which is required",
+    "extra_forbidden": "keys that are known, and this one is not",
+}
 # Any of them may be of a URL, mistyped.
 _MARKS_OF_URLS: Final = frozenset("/?#@")
 
@@ -335,6 +341,14 @@ def _engine(name: str) -> str:
     raise ValueError(f"{', '.join(others)} or {last}")
 
 
+def _hashed(tokens: Iterable[SecretStr]) -> set[str]:
+    return {key_hash(token.get_secret_value()).hex() for token in tokens}
+
+
+def _hashes_of(clients: Mapping[str, ClientSettings]) -> set[str]:
+    return {each for client in clients.values() for each in client.token_sha256}
+
+
 class Settings(Group):
     """All settings of the service. In files and variables the tokens' key is singular."""
 
@@ -351,6 +365,7 @@ class Settings(Group):
     allowed_hosts: HostNames = ()
     allowed_origins: Origins = ()
     agent_rpc_tokens: Tokens = Field(default=(), validation_alias=TOKENS_KEY)
+    clients: ClientTables = Field(default={}, validate_default=False)
     integrators: Integrators = ()
     chains_file: Annotated[FilePath | None, BLANK_IS_NONE] = None
     contact: Annotated[Contact | None, BLANK_IS_NONE] = None
@@ -377,6 +392,18 @@ class Settings(Group):
             raise ValueError("a path together with tls_cert; give both of them or neither")
         return key
 
+    @field_validator("clients")
+    @classmethod
+    def _clients_have_tokens_of_their_own(
+        cls, clients: dict[str, ClientSettings], info: ValidationInfo
+    ) -> dict[str, ClientSettings]:
+        if _hashed(info.data.get("agent_rpc_tokens", ())) & _hashes_of(clients):
+            raise ValueError("a client's token that is no agent_rpc_token: that has no limits")
+        is_upstream = info.data.get("engine") == "upstream"
+        if is_upstream and any(each.spread_bps is not None for each in clients.values()):
+            raise ValueError("no spread_bps with the engine upstream, which names its own prices")
+        return clients
+
     @field_validator("telemetry")
     @classmethod
     def _metrics_have_tokens_of_their_own(
@@ -384,6 +411,8 @@ class Settings(Group):
     ) -> TelemetrySettings:
         if set(telemetry.metrics_token) & set(info.data.get("agent_rpc_tokens", ())):
             raise ValueError("a metrics_token that is no agent_rpc_token: it opens /metrics alone")
+        if _hashed(telemetry.metrics_token) & _hashes_of(info.data.get("clients", {})):
+            raise ValueError("a metrics_token that is no client's token: it opens /metrics alone")
         return telemetry
 
     @property
@@ -476,6 +505,16 @@ KEYS: Final = tuple(key for key, _ in _walk(Settings()))
 SECRETS: Final = frozenset(_secrets(Settings))
 
 
+# What a running service takes from its settings again, on SIGHUP.
+RELOADED: Final = frozenset({TOKENS_KEY, "clients"})
+
+
+def changed_keys(before: Settings, after: Settings) -> list[str]:
+    """The dotted keys whose values differ."""
+    values = dict(_walk(after))
+    return [key for key, value in _walk(before) if values[key] != value]
+
+
 def load_settings(
     *, config_file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> LoadedSettings:
@@ -543,6 +582,8 @@ def _shown(key: str, value: object) -> object:
         return [_shown(key, item) for item in value]
     if isinstance(value, SecretStr):
         return MASK
+    if isinstance(value, dict):
+        return {name: client.shown() for name, client in value.items()}
     if key in _URLS_WITH_KEYS and isinstance(value, str):
         shown, urls = _URL.subn(_host_alone, value)
         return shown if urls or _MARKS_OF_URLS.isdisjoint(value) else MASK
@@ -577,7 +618,11 @@ def _problem(detail: ErrorDetails, given: Mapping[str, Given]) -> str:
     key = next((key for key in KEYS if f"{location}.".startswith(f"{key}.")), location)
     value, origin = given.get(key, Given(None, "default"))
     received = "nothing" if value is None else without_userinfo(repr(value))
-    if key in SECRETS or key in _URLS_WITH_KEYS:
+    if key == "clients":
+        # Which table and key is wrong; the hashes of tokens are in what came.
+        key = location
+        received = "nothing" if detail["type"] == "missing" else "a value that is not shown"
+    elif key in SECRETS or key in _URLS_WITH_KEYS:
         received = "a value that is not shown"
     elif len(received) > 80:
         received = f"{received[:80]}..."
@@ -596,5 +641,5 @@ def _allowed(detail: ErrorDetails) -> str:
             return f"a string that matches {context['pattern']}"
         case "literal_error":
             return str(context["expected"])
-        case _:
-            return detail["msg"].removeprefix("Input should be ")
+        case kind:
+            return _KEY_PROBLEMS.get(kind) or detail["msg"].removeprefix("Input should be ")

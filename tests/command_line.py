@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 from rpcsvc.bootstrap import local_service
 from rpcsvc.cli.main import run
-from rpcsvc.settings import Settings
 
 Done = subprocess.CompletedProcess[str]
 
@@ -33,5 +32,5 @@ def run_here(arguments: Sequence[str], environ: Mapping[str, str], typed: str = 
     return Done(arguments, status, stdout, stderr)
 
 
-def _never(_settings: Settings) -> Any:
+def _never(*_: object) -> Any:
     raise AssertionError("serve runs in a process of its own")

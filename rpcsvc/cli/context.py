@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
-Serve: TypeAlias = "Callable[[Settings], Coroutine[Any, Any, None]]"
+Serve: TypeAlias = "Callable[[Settings, Callable[[], Settings]], Coroutine[Any, Any, None]]"
 Local: TypeAlias = "Callable[[Settings], AbstractAsyncContextManager[LocalService]]"
 Private: TypeAlias = "Callable[[Settings], AbstractAsyncContextManager[asyncio.Event]]"
 Json = dict[str, Any]
@@ -66,8 +66,8 @@ class AnswerUnwritten(Exception):
 class Context:
     """A command line, and the service that it may run.
 
-    ``serve`` runs the service, ``local`` runs it for calls in this process, and ``private`` serves
-    it on its socket alone.
+    ``serve`` runs the service, with what loads its settings again; ``local`` runs it for calls in
+    this process, and ``private`` serves it on its socket alone.
     """
 
     options: argparse.Namespace

@@ -143,6 +143,8 @@ _MODULES: Final = {
     "keys": "rpcsvc.cli.operator.keys",
     "verify": "rpcsvc.cli.agent.verify",
     "receipt": "rpcsvc.cli.agent.receipt",
+    "approvals": "rpcsvc.cli.operator.methods",
+    "clients": "rpcsvc.cli.operator.methods",
     "integrators": "rpcsvc.cli.operator.methods",
     "relays": "rpcsvc.cli.operator.methods",
     "tickets": "rpcsvc.cli.operator.methods",

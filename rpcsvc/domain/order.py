@@ -160,6 +160,7 @@ class AgentState(StrEnum):
     COMPLETED = "completed"
     TERMINAL_FAILURE = "terminal_failure"
     TICKET_CREATED = "ticket_created"
+    APPROVAL_REQUIRED = "approval_required"
     INVALID_INPUT = "invalid_input"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     NOT_FOUND = "not_found"
@@ -318,7 +319,8 @@ class Terms(Struct, frozen=True):
     ``price_locked_until`` is None when the rate is locked until ``expires_at``.
     ``funding_gas``: USDC units of gas for a signed payment that the order bears; 0: none.
     ``receive_amount``: payout units that a deposit of ``deposit_amount`` pays exactly, of an order
-    that named them; None of one that named its deposit.
+    that named them; None of one that named its deposit. ``client``: who made it with a token, by
+    name; None without a token.
     """
 
     order_id: str
@@ -347,6 +349,7 @@ class Terms(Struct, frozen=True):
     price_locked_until: int | None = None
     funding_gas: int = 0
     receive_amount: int | None = None
+    client: str | None = None
 
     @property
     def deposit_asset(self) -> Asset:

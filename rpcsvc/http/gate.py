@@ -2,7 +2,8 @@
 
     Gate.admit           TLS rule of proxies, client address, request id
     Gate.charge          rate limit
-    Gate.require_token   the RPC token, compared in constant time
+    Gate.identify        the client that a token names, compared in constant time
+    Gate.require_token   the same at /rpc, where only loopback and the socket need none
 
 A rate limit is a GCRA (generic cell rate algorithm): one integer per client, the moment at which
 its budget is full again. A client may spend a whole minute's budget at once and earns it back
@@ -35,10 +36,12 @@ from msgspec import Struct, field
 from pydantic import SecretStr
 
 from rpcsvc import ids
+from rpcsvc.domain.clients import Clients, KnownClient
 from rpcsvc.domain.reservations import ADDRESS, SOCKET, Client
 from rpcsvc.errors import MisdirectedRequest, RateLimited, ServiceError, TlsRequired, Unauthorized
 from rpcsvc.ids import RandomBytes, is_request_id
 from rpcsvc.settings import Settings
+from rpcsvc.settings_clients import MOST_CLIENTS
 
 log = structlog.get_logger(__name__)
 WINDOW_SECONDS: Final = 60
@@ -244,7 +247,7 @@ class Caller(Struct):
 
     ``address`` is SOCKET_CLIENT on the UNIX socket. ``given_id`` is the caller's own request id, a
     generated one if that is malformed, None if it sent none. ``given`` are the headers that came,
-    ``headers`` those that go onto the response. ``token`` is the one that admits the caller.
+    ``headers`` those that go onto the response. ``known``: the client that its token names.
 
     Each call of a JSON-RPC batch has its own request id; ``calls`` counts them. ``error`` is the
     last one that a JSON-RPC answer reports.
@@ -255,7 +258,7 @@ class Caller(Struct):
     new_request_id: Callable[[], str]
     given: Mapping[str, str] = {}
     headers: dict[str, str] = field(default_factory=dict)
-    token: str | None = None
+    known: KnownClient | None = None
     calls: int = 0
     error: ServiceError | None = None
     _made_id: str | None = None
@@ -263,21 +266,21 @@ class Caller(Struct):
 
     @property
     def budget(self) -> str | None:
-        """The budget to charge: a token's, the socket's, or (None) the client address's."""
-        if self.token is not None:
-            return f"token:{self.token}"
+        """The budget to charge: a client's, the socket's, or (None) the client address's."""
+        if self.known is not None:
+            return self.known.account
         return SOCKET_CLIENT if self.address == SOCKET_CLIENT else None
 
     @property
     def namespace(self) -> str:
         """The namespace of the caller's idempotency keys."""
-        return "public" if self.token is None else "rpc"
+        return "public" if self.known is None else self.known.namespace
 
     @property
     def client(self) -> Client:
         """The client whose unfunded orders count, unless an integrator's key names another."""
-        if self.token is not None:
-            return Client("token", f"token:{self.token}")
+        if self.known is not None:
+            return self.known.client
         if self.address == SOCKET_CLIENT:
             return SOCKET
         return Client(ADDRESS, client_key(self.address))
@@ -370,16 +373,44 @@ def _is_one_of(tokens: Sequence[bytes], text: str) -> bool:
     return any(matches)
 
 
+def _require_of_house(known: KnownClient | None) -> None:
+    """Raise Unauthorized for a client with a table of the settings."""
+    if known is not None and not known.is_default:
+        raise Unauthorized(
+            "A client's token opens no metrics. Send a metrics_token of the server, or its"
+            " AGENT_RPC_TOKEN.",
+            header=RPC_TOKEN_HEADER,
+        )
+
+
+def _take(limiter: RateLimiter, caller: Caller, budget: str) -> None:
+    """Take one request of a budget, and set its headers. Raises RateLimited."""
+    verdict = limiter.take(caller.budget or client_key(caller.address))
+    caller.headers.update(rate_limit_headers(budget, verdict))
+    if not verdict.allowed:
+        raise RateLimited(
+            f"More than {verdict.limit} {_COUNTED.get(budget, budget)} a minute. Come back in"
+            f" {verdict.retry_after} s.",
+            details={"limit": verdict.limit, "windowSeconds": 60},
+            retry_after=verdict.retry_after,
+        )
+
+
 class Gate:
     """Admits requests by address, token and budget."""
 
     def __init__(
-        self, settings: Settings, random: RandomBytes, monotonic: Callable[[], float]
+        self,
+        settings: Settings,
+        clients: Clients,
+        random: RandomBytes,
+        monotonic: Callable[[], float],
     ) -> None:
         limit = settings.rate_limit
         self._random = random
+        self._monotonic = monotonic
         self._trusted = settings.trusted_proxies
-        self._tokens = _encoded(settings.agent_rpc_tokens)
+        self._clients = clients
         self._metrics_tokens = _encoded(settings.telemetry.metrics_token)
         self._wrong_tokens = WrongTokens()
         self._limiters = (
@@ -395,6 +426,8 @@ class Gate:
             if limit.enabled
             else {}
         )
+        # Of clients with a limit of their own, by that limit: one that is set anew begins anew.
+        self._client_orders: dict[int, RateLimiter] = {}
 
     def admit(self, request: web.Request) -> Caller:
         """The caller of a request. Raises TlsRequired."""
@@ -418,64 +451,85 @@ class Gate:
         limiter = self._limiters.get(budget)
         if limiter is None:
             return
-        verdict = limiter.take(caller.budget or client_key(caller.address))
-        caller.headers.update(rate_limit_headers(budget, verdict))
-        if not verdict.allowed:
-            raise RateLimited(
-                f"More than {verdict.limit} {_COUNTED.get(budget, budget)} a minute. Come back in"
-                f" {verdict.retry_after} s.",
-                details={"limit": verdict.limit, "windowSeconds": 60},
-                retry_after=verdict.retry_after,
-            )
+        _take(limiter, caller, budget)
 
-    def require_token(self, request: web.Request, caller: Caller) -> str | None:
-        """The token that admits the request, None if its origin does. Raises Unauthorized."""
+    def charge_order(self, caller: Caller) -> None:
+        """Charge one call that may make an order to the client's own budget of orders.
+
+        Each call of a batch is one. Raises RateLimited.
+        """
+        known = caller.known
+        if known is None or known.orders_per_minute is None:
+            return
+        per_minute = known.orders_per_minute
+        limiter = self._client_orders.get(per_minute)
+        if limiter is None:
+            limiter = RateLimiter(per_minute, now=self._monotonic, max_clients=MOST_CLIENTS)
+            self._client_orders[per_minute] = limiter
+        _take(limiter, caller, "orders")
+
+    def identify(self, request: web.Request, caller: Caller) -> None:
+        """Read the client off the token, if one came. Raises Unauthorized and RateLimited.
+
+        A wrong token is refused where none is needed, too: its owner would go on without limits, in
+        the namespace of keys that all callers share.
+        """
+        try:
+            caller.known = self.optional_token(request)
+        except Unauthorized:
+            self.note_wrong_token(caller)
+            raise
+
+    def require_token(self, request: web.Request, caller: Caller) -> KnownClient | None:
+        """The client whose token admits the request, None if its origin does.
+
+        Raises Unauthorized.
+        """
         if caller.address == SOCKET_CLIENT:
             return None  # the socket's file mode controls access
-        if not self._tokens:
+        if not self._clients.has_tokens:
             if caller.is_local and not _was_forwarded(request):
                 return None
             raise Unauthorized(
                 "No AGENT_RPC_TOKEN is set, so /rpc answers on loopback and the UNIX socket only.",
                 header=RPC_TOKEN_HEADER,
             )
-        given = request.headers.get(RPC_TOKEN_HEADER, "")
-        if not self._is_token(given):
+        known = self._clients.find(request.headers.get(RPC_TOKEN_HEADER, ""))
+        if known is None:
             raise Unauthorized(
-                f"Send the server's AGENT_RPC_TOKEN as header {RPC_TOKEN_HEADER}.",
+                "Send the server's AGENT_RPC_TOKEN, or the token of a client, as header"
+                f" {RPC_TOKEN_HEADER}.",
                 header=RPC_TOKEN_HEADER,
             )
-        return given
+        return known
 
-    def optional_token(self, request: web.Request) -> str | None:
-        """The valid token of a request, None without a token. Raises Unauthorized.
+    def optional_token(self, request: web.Request) -> KnownClient | None:
+        """The client that the token of a request names, None without one. Raises Unauthorized.
 
         It may be in the header of /rpc or a bearer token (RFC 6750, section 2.1).
         """
         given = _given_token(request)
         if given is None:
             return None
-        if not self._is_token(given):
+        known = self._clients.find(given)
+        if known is None:
             raise Unauthorized(
-                "This token is not the server's AGENT_RPC_TOKEN. Send that one, or none: without a"
-                " token the limits of the public surface hold.",
+                "This token is neither the server's AGENT_RPC_TOKEN nor a client's. Send one of"
+                " these, or none: without a token the limits of the public surface hold.",
                 header=RPC_TOKEN_HEADER,
             )
-        return given
-
-    def _is_token(self, text: str) -> bool:
-        return _is_one_of(self._tokens, text)
+        return known
 
     def require_scraper(self, request: web.Request, caller: Caller) -> None:
         """Raise Unauthorized unless a token, of metrics or /rpc, or its origin admits a scraper.
 
-        Prometheus sends its token as a bearer token.
+        Prometheus sends its token as a bearer token. Clients with a table of the settings see no
+        metrics: these tell what the wallets hold.
         """
         if _is_one_of(self._metrics_tokens, _given_token(request) or ""):
             return
         try:
-            if self.optional_token(request) is None:
-                self.require_token(request, caller)
+            _require_of_house(self.optional_token(request) or self.require_token(request, caller))
         except Unauthorized:
             self.note_wrong_token(caller)
             raise
@@ -490,17 +544,18 @@ class Gate:
         self.charge(caller, "wrong-tokens")
 
     def is_insider(self, request: web.Request, caller: Caller) -> bool:
-        """Return whether the caller may call /rpc: by a token, over the socket, or from loopback.
+        """Return whether the caller is of the house: by the AGENT_RPC_TOKEN, over the socket, or
+        from loopback where /rpc needs no token.
 
         Raises RateLimited after too many wrong tokens.
         """
         try:
-            self.require_token(request, caller)
+            known = self.require_token(request, caller)
         except Unauthorized:
             if RPC_TOKEN_HEADER in request.headers:
                 self.note_wrong_token(caller)
             return False
-        return True
+        return known is None or known.is_default
 
     def _address(self, request: web.Request) -> str:
         if is_on_socket(request):

@@ -52,6 +52,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Calls of operations; the outcome is ok or the code of the error.",
         ("operation", "transport", "outcome"),
     ),
+    "rpcsvc_client_calls": Family(
+        "counter",
+        "Calls with a client's token; default is the one of AGENT_RPC_TOKEN.",
+        ("client", "outcome"),
+    ),
     "rpcsvc_call_seconds": Family(
         "histogram", "Time from a call to its answer, signing not included.", ("operation",)
     ),
@@ -173,6 +178,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "rpcsvc_upstream_orders_in_doubt": Family(
         "gauge", "Upstream orders whose creation has an unknown outcome."
     ),
+    "rpcsvc_approvals_pending": Family(
+        "gauge", "Orders of clients that wait for a person's approval."
+    ),
     "rpcsvc_webhook_messages_pending": Family(
         "gauge", "Messages to webhooks that are neither delivered nor dead."
     ),
@@ -242,6 +250,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._calls: Counter[Labels] = Counter()
+        self._client_calls: Counter[Labels] = Counter()
         self._call_seconds = defaultdict[str, Histogram](partial(Histogram, _CALL_SECONDS))
         self._responses: Counter[int] = Counter()
         self._reached: Counter[Labels] = Counter()
@@ -257,6 +266,8 @@ class Metrics:
         """Count a call of an operation; ``seconds`` is None where it was refused before it ran."""
         outcome = "ok" if reply.error is None else code_of(reply.error)
         self._calls[operation, call.transport, outcome] += 1
+        if call.known is not None:
+            self._client_calls[call.known.name, outcome] += 1
         if seconds is not None:
             self._call_seconds[operation].observe(seconds)
 
@@ -297,6 +308,7 @@ class Metrics:
     def families(self) -> Iterator[Metric]:
         """The families of the counters."""
         yield counter("rpcsvc_calls", self._calls.items())
+        yield counter("rpcsvc_client_calls", self._client_calls.items())
         yield _histograms("rpcsvc_call_seconds", _labelled(self._call_seconds))
         statuses = self._responses.items()
         yield counter("rpcsvc_responses", [((str(status),), n) for status, n in statuses])

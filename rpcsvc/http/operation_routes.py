@@ -17,6 +17,7 @@ import orjson
 from aiohttp import web
 from msgspec.structs import replace
 
+from rpcsvc.domain.clients import KnownClient
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import (
@@ -190,15 +191,14 @@ class OperationRoutes:
             request[OPERATION] = operation.name
             request[CALLER] = caller = self._gate.admit(request)
             key = request.headers.get(IDEMPOTENCY_KEY) if operation.idempotent else None
-            call = Call(
-                caller.request_id,
-                idempotency_key=key,
-                client=caller.client,
-                transport=self._transport,
-            )
+            call = Call(caller.request_id, idempotency_key=key, transport=self._transport)
             follow = operation.follow if wants_events(request) else None
             try:
-                self._gate.charge(caller, "orders" if operation.idempotent else "requests")
+                self._gate.identify(request, caller)
+                call = replace(
+                    call, namespace=caller.namespace, client=caller.client, known=caller.known
+                )
+                self._charge(caller, operation)
                 call = self._identify(request, call)
                 params = await self._params(operation, request, numbers)
                 if follow is not None:
@@ -219,6 +219,15 @@ class OperationRoutes:
             return EventStream(found, caller.request_id, caller.headers)
 
         return handle
+
+    def _charge(self, caller: Caller, operation: Operation) -> None:
+        """Charge the call to its budgets. Raises RateLimited."""
+        if caller.known is None:
+            self._gate.charge(caller, "orders" if operation.idempotent else "requests")
+            return
+        self._gate.charge(caller, "rpc")
+        if operation.idempotent:
+            self._gate.charge_order(caller)
 
     async def _params(
         self, operation: Operation, request: web.Request, numbers: Iterable[str]
@@ -291,6 +300,8 @@ def by_integrator(integrators: Integrators) -> Identify:
                 " leave the header out to call without an integrator's fee.",
                 header="x-api-key",
             )
+        if call.known is not None:  # its limits hold, and its keys are its own
+            return replace(call, integrator=found)
         client = Client("integrator", found.id)
         return replace(call, integrator=found, namespace=found.id, client=client)
 
@@ -323,6 +334,7 @@ async def carry_out(
         caller.request_id_for(hint),
         caller.namespace,
         client=caller.client,
+        known=caller.known,
         local_session=caller.given.get(LOCAL_SESSION),
         keyed_by_terms=keyed_by_terms,
         transport=transport,
@@ -390,7 +402,7 @@ class RpcHttp:
         except TlsRequired as error:
             return refused(self._gate.unknown(request), error)
         try:
-            caller.token = self._require_token(request, caller)
+            caller.known = self._require_token(request, caller)
             self._gate.charge(caller, "rpc")
             require_no_query_of_rpc(request)
             require_json(request, self._body_bytes, _MEDIA_TYPES)
@@ -409,8 +421,8 @@ class RpcHttp:
         given = request.headers[OPERATOR_HEADER].encode("utf-8", "surrogateescape")
         return hmac.compare_digest(given, self._proof)
 
-    def _require_token(self, request: web.Request, caller: Caller) -> str | None:
-        """Return the caller's token. Raises Unauthorized, and RateLimited after too many."""
+    def _require_token(self, request: web.Request, caller: Caller) -> KnownClient | None:
+        """Return the client of the token. Raises Unauthorized, and RateLimited after too many."""
         try:
             return self._gate.require_token(request, caller)
         except Unauthorized:
@@ -424,6 +436,8 @@ class RpcHttp:
     def _method(self, dispatcher: Dispatcher, operation: Operation) -> RpcMethod[Caller]:
         async def run(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
             self._charge_again(caller)
+            if operation.idempotent:
+                self._gate.charge_order(caller)
             reply = await carry_out(dispatcher, operation, caller, hint, params, transport="rpc")
             if isinstance(reply.error, InternalError):
                 raise reply.error

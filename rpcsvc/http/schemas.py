@@ -179,12 +179,18 @@ def envelope(own: Json) -> Json:
     return {"allOf": [ref("Envelope"), added]}
 
 
+_APPROVAL: Final[Json] = {
+    "type": "object",
+    "description": "With approval_required: id, reason, expiresAt.",
+}
+
+
 def error_schema() -> Json:
     """ErrorEnvelope (spec 2.3), which is an agent envelope as well."""
     own = {
         "ok": {"const": False},
         "operation": {"type": "string"},
-        "data": ref("Data"),
+        "data": {"allOf": [ref("Data")], "properties": {"approval": _APPROVAL}},
         "error": ref("Failure"),
     }
     return {"description": "The answer when the call failed.", **envelope(own)}

@@ -100,6 +100,7 @@ class Readout:
             gauge("rpcsvc_wallet_amount", await self._amounts()),
             gauge("rpcsvc_unfinal_usd", await self._at_risk()),
             gauge("rpcsvc_upstream_orders_in_doubt", [((), len(doubts))]),
+            gauge("rpcsvc_approvals_pending", [((), await self._books.approvals_pending(now))]),
             gauge("rpcsvc_webhook_messages_pending", [((), backlog.pending)]),
             gauge("rpcsvc_webhook_oldest_seconds", [((), _age(backlog, now))]),
             gauge("rpcsvc_transfers_due_amount", await self._due()),

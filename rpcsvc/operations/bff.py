@@ -37,6 +37,7 @@ from rpcsvc.errors import (
     UnsupportedToken,
 )
 from rpcsvc.operations import bff_models
+from rpcsvc.operations.clients import require_worth
 from rpcsvc.operations.inputs import (
     Problems,
     both_amounts,
@@ -96,8 +97,10 @@ async def quote(service: Service, params: bff_models.BffQuoteParams, call: Call)
             call.integrator,
             client=call.client,
             pays_gas=params.funding is not None,
+            known=call.known,
         )
         found = await service.venue.quote(request)
+        await require_worth(service, call.known, found)
     return Flat(_quote_view(found, call))
 
 
@@ -295,6 +298,7 @@ async def _request(service: Service, params: bff_models.BffOrderParams, call: Ca
         who,
         to_field="toAddress",
         pays_gas=params.funding is not None,
+        known=call.known,
     )
 
 

@@ -67,7 +67,14 @@ async def _open(
         least = service.venue.least_deposit(direction, chain)
         amount = Money(least, deposit_asset(direction))
         return OrderRequest(
-            direction, chain, amount, to, None, client=call.client, to_field="toAddress"
+            direction,
+            chain,
+            amount,
+            to,
+            None,
+            client=call.client,
+            to_field="toAddress",
+            known=call.known,
         )
 
     return await place(service, request, claim, _opened)

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from rpcsvc import errors, strict_json
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import (
+    ApprovalRequired,
     InputError,
     InputErrors,
     InternalError,
@@ -30,7 +31,7 @@ from rpcsvc.errors import (
 )
 from rpcsvc.operations.inputs import bare_key, is_session_id, parse_call
 from rpcsvc.operations.lean import lean_head
-from rpcsvc.operations.models import Result
+from rpcsvc.operations.models import ApprovalResult, Result
 from rpcsvc.operations.params import DETAIL, LEAN
 from rpcsvc.operations.service import (
     Answer,
@@ -95,7 +96,10 @@ class AgentEnvelope:
 
     def refuse(self, operation: str, error: ServiceError, call: Call, params: Json) -> Reply:
         """The reply that says why a call failed."""
-        data = Result(*self._views.common(_given_session(params), call))
+        common = self._views.common(_given_session(params), call)
+        data = Result(*common)
+        if isinstance(error, ApprovalRequired) and error.details is not None:
+            data = ApprovalResult(*common, approval=error.details["approval"])
         body = failure(operation, error, call.request_id, data)
         return Reply(body, error.http_status, error=error)
 
@@ -130,6 +134,7 @@ class Dispatcher:
         if call.local_session is not None:
             params, call = _with_local_session(operation, params, call)
         try:
+            _require_scope(operation, call)
             parsed = await parse_call(operation.params, params, call, self._service)
             result = await operation.handler(self._service, parsed, call)
             lean = vars(parsed).get(DETAIL) == LEAN
@@ -145,6 +150,7 @@ class Dispatcher:
         """The stream of an operation; None if it sends nothing; a reply if the call is refused."""
         started, found = time.perf_counter_ns(), None
         try:
+            _require_scope(operation, call)
             parsed = await parse_call(operation.params, params, call, self._service)
             found = await follow(self._service, parsed, call)
         except Exception as error:  # noqa: BLE001 - it is answered for, and logged
@@ -191,6 +197,12 @@ def flat_dispatcher(service: Service) -> Dispatcher:
     return Dispatcher(service, FlatEnvelope())
 
 
+def _require_scope(operation: Operation, call: Call) -> None:
+    """Raise Forbidden for an operation that the client of the call may not use."""
+    if call.known is not None:
+        call.known.require_scope(operation.name, operation.scope)
+
+
 def _with_local_session(operation: Operation, params: Json, call: Call) -> tuple[Json, Call]:
     """The params with the local session if none was sent; otherwise the call without it."""
     takes_session = "session_id" in operation.params.model_fields
@@ -210,6 +222,7 @@ def _log(operation: Operation, reply: Reply, call: Call, started: int) -> None:
         "operation",
         operation=operation.name,
         request_id=call.request_id,
+        client=None if call.known is None else call.known.name,
         status=reply.http_status,
         code=code_of(reply.error) if reply.error else None,
         replayed=reply.replayed,
@@ -352,6 +365,13 @@ def _remedies(error: ServiceError) -> list[Json]:
                 "sign_payment",
                 "Have the user's wallet sign an entry of details.paymentRequired.accepts (x402),"
                 " and send the same call again with that as payment.",
+            )
+        ]
+    if isinstance(error, ApprovalRequired):
+        return [
+            action(
+                "wait_for_approval",
+                "A person decides. Then send the same call again, with the same idempotency key.",
             )
         ]
     if error.retryable:

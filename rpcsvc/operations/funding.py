@@ -15,6 +15,7 @@ from rpcsvc.domain.authorizations import (
     SignedAuthorization,
     refusal,
 )
+from rpcsvc.domain.clients import KnownClient
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import AGENT_STATE_OF, DepositState, Order
 from rpcsvc.errors import (
@@ -76,6 +77,8 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer[Fu
             " the same call with the payment.",
             _required(service.views, order, offer),
         )
+    if call.known is not None:
+        _require_payee(call.known, order, payment.signed)
     if record is not None:
         raise _not_fundable(order, "Another signed payment of the order is under way")
     due = await _due(service, authorizations, order)
@@ -92,6 +95,16 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer[Fu
         raise _refused(service.views, order, offer, error.refusal) from None
     service.wake()
     return await _outcome(service, authorizations, order, paid)
+
+
+def _require_payee(known: KnownClient, order: Order, signed: SignedAuthorization) -> None:
+    """Raise DestinationNotAllowed for an order that pays or refunds what its payer may not.
+
+    Without a refund address, a refund goes back to who signs.
+    """
+    known.require_destination(order.terms.to_address, field="to")
+    refund_to = order.refund_to or signed.authorization.source
+    known.require_destination(refund_to, field="refundAddress")
 
 
 def _is_repeated(known: AuthorizationRecord, order: Order, signed: SignedAuthorization) -> bool:

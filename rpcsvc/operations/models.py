@@ -131,6 +131,12 @@ class Result(View, frozen=True):
     ]
 
 
+class ApprovalResult(Result, frozen=True):
+    """``data`` of a call that waits for a person: ``id``, ``reason`` and ``expiresAt``."""
+
+    approval: dict[str, str]
+
+
 class AssetInfo(View, frozen=True):
     """An asset and how finely it divides."""
 

@@ -32,6 +32,8 @@ from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.domain.refunds import plan_refunds
 from rpcsvc.domain.twap import is_filling
 from rpcsvc.domain.webhooks import Webhook
+from rpcsvc.operations.approvals import Unapproved, asked
+from rpcsvc.operations.clients import within_limits
 from rpcsvc.operations.dispatch import head
 from rpcsvc.operations.models import StatusResult
 from rpcsvc.operations.service import Answer, Service, Stored, ViewContext
@@ -78,12 +80,16 @@ async def _make(
     claim: Claim | None,
     write: Callable[[PlacedOrder], bytes],
 ) -> bytes:
+    request = await within_limits(service, request, claim)
     webhook = request.webhook
     if webhook is not None:
         client = request.client.customer.stored(service.client_secret)
         webhook = replace(webhook, client=client)
-    async with service.venue.opening(request, claim) as opened:
-        return await _commit(service, opened, claim, write, webhook)
+    try:
+        async with service.venue.opening(request, claim) as opened:
+            return await _commit(service, opened, claim, write, webhook)
+    except Unapproved as wanted:
+        raise await asked(service, request, claim, wanted) from None
 
 
 async def _commit(
@@ -106,8 +112,7 @@ async def _commit(
         opened.relay,
         opened.admission,
         webhook=webhook,
-        rates=opened.rates,
-        pooled=opened.pooled,
+        bounds=opened.bounds,
     )
     return body
 

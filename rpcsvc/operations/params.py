@@ -403,7 +403,17 @@ class ListParams(CallParams):
 
     model_config = ConfigDict(title="ListRequest")
 
-    session_id: SessionId
+    session_id: (
+        Annotated[
+            str,
+            Field(
+                description="A UUID of version 4 that ties the agent's calls together; without"
+                " it, the orders of the client whose token comes with the call.",
+                json_schema_extra={"format": "uuid", "pattern": UUID_PATTERN},
+            ),
+        ]
+        | None
+    ) = None
     after: (
         Annotated[
             str,

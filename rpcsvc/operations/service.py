@@ -19,6 +19,7 @@ from msgspec.structs import asdict
 from rpcsvc.clock import Clock, day_of, iso8601, ms_to_next_day
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.clients import Clients, KnownClient, Scope
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import AgentState, Terms
 from rpcsvc.domain.reservations import SOCKET, TICKETS_REASON, Client
@@ -33,6 +34,7 @@ from rpcsvc.orders.policy import Policy
 from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.waits import Waits
+from rpcsvc.store.approvals import ApprovalStore
 from rpcsvc.store.changes import Ticket, TicketCharge, TicketsTaken
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.replicas import RateRows
@@ -144,6 +146,7 @@ class Operation(Struct, frozen=True, eq=False):
     ``errors`` are the codes that it can answer besides those of its transport.
     ``creates``: only the answer names what was made, so it does not run as a notification.
     ``payable``: it takes a payment of x402, over HTTP in a header.
+    ``pays``: it sends the deposit of an order.
     ``tool``: the operation is an MCP tool; None where it is not.
     ``cli``: the command of an admin method; None where it has none.
     ``follow``: what HTTP sends as a stream of events to who asks for that; it takes ``after``.
@@ -163,9 +166,17 @@ class Operation(Struct, frozen=True, eq=False):
     creates: bool = False
     sandbox_only: bool = False
     payable: bool = False
+    pays: bool = False
     tool: Tool | None = None
     cli: Cli | None = None
     follow: Follow | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """The group that a client's scopes name it by."""
+        if self.effect is Effect.READ:
+            return Scope.READ
+        return Scope.FUND if self.pays else Scope.ORDER
 
     @property
     def command(self) -> str:
@@ -280,6 +291,8 @@ class Service(Struct, frozen=True):
     waits: Waits
     webhooks: Webhooks
     observed: ObservedTimes
+    clients: Clients
+    approvals: ApprovalStore
 
     @property
     def chains(self) -> ChainRegistry:
@@ -313,6 +326,7 @@ class Call(Struct, frozen=True):
     ``local_session`` is the session that the CLI remembers. It stands in for a sessionId that the
     caller did not send, and is no part of what an idempotency key stands for.
     ``client`` is whose unfunded orders a new one is counted with; by default this process.
+    ``known``: the client that a token names, whose scopes and limits hold; None without a token.
     ``keyed_by_terms``: an order needs a sessionId, and without an idempotency key its terms and
     session are the key. ``transport`` is the surface that it came over, as metrics name it.
     ``held_to`` is the digest of the quote that the user agreed to: the order
@@ -325,6 +339,7 @@ class Call(Struct, frozen=True):
     integrator: Integrator | None = None
     local_session: str | None = None
     client: Client = SOCKET
+    known: KnownClient | None = None
     keyed_by_terms: bool = False
     transport: str = "local"
     held_to: str | None = None

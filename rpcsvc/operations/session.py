@@ -17,9 +17,15 @@ from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import AGENT_STATE_OF, REFUND_ADDRESS, AgentState, Order
 from rpcsvc.domain.refunds import has_refused
 from rpcsvc.domain.reservations import SOCKET
-from rpcsvc.errors import InvalidDestination, OrderNotFound, Unavailable
+from rpcsvc.errors import InvalidDestination, MissingInput, OrderNotFound, Unavailable
 from rpcsvc.operations import models
-from rpcsvc.operations.inputs import Problems, read_order_id, read_refund_address, read_session
+from rpcsvc.operations.clients import require_refundable
+from rpcsvc.operations.inputs import (
+    Problems,
+    read_order_id,
+    read_refund_address,
+    read_session,
+)
 from rpcsvc.operations.params import ListParams, RefundAddressParams, SupportParams
 from rpcsvc.operations.service import Answer, Call, Service, action
 from rpcsvc.operations.swap import find_any_order, look_again, require_owner
@@ -33,30 +39,44 @@ log = structlog.get_logger(__name__)
 # How often a ticket budget is read again because another ticket was charged to it meanwhile.
 _TRIES: Final = 5
 
+_NO_SESSION: Final = (
+    "sessionId is missing. Send the one that create or execute answered; without it, a client with"
+    " a token lists its own orders."
+)
 _ACCEPTED = "Look at the order again until its refund has settled."
 
 
 async def list_orders(
     service: Service, params: ListParams, call: Call
 ) -> Answer[models.ListResult]:
-    """A page of the session's orders. Orders of the bridge are not among them.
+    """A page of the session's orders; without a session, of those of the client that calls. Orders
+    of the bridge are not among them.
 
-    Raises OrderNotFound for a cursor that is no order of the session.
+    Raises OrderNotFound for a cursor that is no order of these, and MissingInput.
     """
-    session = read_session(params.session_id) or ""
-    after = None if params.after is None else await _cursor(service, params.after, session)
-    found = await service.store.orders_of_session(session, params.limit, after)
+    session = read_session(params.session_id)
+    if session is None and call.known is None:
+        raise MissingInput(_NO_SESSION, field="sessionId")
+    client = "" if call.known is None else call.known.name
+    after = None if params.after is None else await _cursor(service, params.after, session, client)
+    if session is None:
+        found = await service.store.orders_of_client(client, params.limit, after)
+    else:
+        found = await service.store.orders_of_session(session, params.limit, after)
     last = found[-1].order_id if len(found) == params.limit else None
     listed = [_summary(order) for order in found if not order.terms.is_bridge]
     data = models.ListResult(*service.views.common(session, call), orders=listed, next_after=last)
     return Answer(AgentState.READY, data, _next_page(last, session))
 
 
-async def _cursor(service: Service, after: str, session: str) -> str:
+async def _cursor(service: Service, after: str, session: str | None, client: str) -> str:
     order = await service.store.order(read_order_id(after))
-    if order is None or order.terms.session_id != session:
+    terms = None if order is None else order.terms
+    if terms is None or (
+        terms.client != client if session is None else terms.session_id != session
+    ):
         raise OrderNotFound(
-            "after is no order of this session. Send nextAfter of the page before, or leave it out"
+            "after is no order of this list. Send nextAfter of the page before, or leave it out"
             " for the newest orders."
         )
     return after
@@ -81,10 +101,10 @@ def _summary(order: Order) -> models.OrderSummary:
     )
 
 
-def _next_page(after: str | None, session: str) -> list[Json]:
+def _next_page(after: str | None, session: str | None) -> list[Json]:
     if after is None:
         return []
-    params = {"sessionId": session, "after": after}
+    params = {"after": after} if session is None else {"sessionId": session, "after": after}
     return [action("next_page", "There may be older orders.", "swap.list", params)]
 
 
@@ -100,6 +120,8 @@ async def set_refund_address(
     """
     order = require_owner(await find_any_order(service, params.order_id), params.session_id)
     address = await read_untried(params.address, order, service, field="address")
+    if call.known is not None:
+        call.known.require_destination(address, field="address")
     accepted = await _give(service, order, address, params)
     data = models.RefundAddressResult(
         *service.views.common(order.terms.session_id, call),
@@ -149,8 +171,12 @@ def awaits_address(order: Order) -> bool:
 
 
 async def read_untried(text: str, order: Order, service: Service, *, field: str) -> str:
-    """The validated address, unless a refund to it has failed before. Raises InvalidDestination."""
+    """The validated address, unless a refund to it has failed before.
+
+    Raises InvalidDestination, and DestinationNotAllowed as ``require_refundable``.
+    """
     address = await read_refund_address(text, order.terms.direction, service, field=field)
+    require_refundable(service, order, address, field)
     if has_refused(order, address):
         raise InvalidDestination(
             "A refund to this address has failed on its network, and another would, too. Send"
@@ -175,6 +201,8 @@ async def create_ticket(
     named = None if order_id is None else await service.store.order(order_id)
     order = _owned(named, session)
     refund_to = await _refund_address(service, params, order)
+    if call.known is not None and refund_to is not None:
+        call.known.require_destination(refund_to, field="walletAddress")
     ticket = Ticket(
         ticket_id=ids.ticket_id(service.random),
         created_at=service.clock.now_ms(),
@@ -253,9 +281,11 @@ async def _refund_address(
     if may_be_refunded_upstream(order):
         with suppress(InvalidDestination):  # or it is a ticket that happens to name an address
             direction = order.terms.direction
-            return await read_refund_address(
+            address = await read_refund_address(
                 params.wallet_address, direction, service, field="walletAddress"
             )
+            require_refundable(service, order, address, "walletAddress")
+            return address
     return None
 
 

@@ -24,6 +24,7 @@ from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.domain.settle_times import kind_of, kind_of_order
 from rpcsvc.errors import MissingInput, OrderNotFound, Unavailable, VerificationFailed
 from rpcsvc.operations import models
+from rpcsvc.operations.clients import require_worth
 from rpcsvc.operations.dispatch import head, missing_state, with_data
 from rpcsvc.operations.inputs import (
     HINTS,
@@ -141,10 +142,13 @@ def quote_view(service: Service, quote: VenueQuote) -> models.Quote:
     )
 
 
-async def plan(service: Service, params: PlanParams, _call: Call) -> Answer[models.PlanResult]:
+async def plan(service: Service, params: PlanParams, call: Call) -> Answer[models.PlanResult]:
     """The known inputs of a swap, normalised, and the missing ones. Reserves nothing."""
     problems = Problems()
     intent = await read_intent(params, service, problems)
+    if call.known is not None and intent.to is not None:
+        with problems:
+            call.known.require_destination(intent.to, field="to")
     if not problems:
         with problems:
             await _require_possible(service, intent)
@@ -171,9 +175,13 @@ async def quote(service: Service, params: QuoteParams, call: Call) -> Answer[mod
     if params.requote_of is not None:
         earlier = _quoted(params.requote_of, intent, field="requoteOf")
     request = QuoteRequest(
-        *_swap_of(intent), client=call.client, pays_gas=intent.funding is not None
+        *_swap_of(intent),
+        client=call.client,
+        pays_gas=intent.funding is not None,
+        known=call.known,
     )
     found = await service.venue.quote(request)
+    await require_worth(service, call.known, found)
     kind = kind_of(found.direction, found.chain.name, found.deposit.units, found.expected_output)
     observed = observed_view(await service.observed.of(kind))
     create = action(
@@ -388,6 +396,7 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
         client=call.client,
         webhook=webhook,
         pays_gas=intent.funding is not None,
+        known=call.known,
     )
     if held:
         least = max(each.expected_output for each in held)

@@ -64,9 +64,15 @@ _SWAP_ERRORS = (
     "missing_input", "invalid_input", "unsupported_direction", "unsupported_chain",
     "amount_below_minimum", "amount_above_maximum", "unavailable",
 )  # fmt: skip
-_QUOTE_ERRORS = (*_SWAP_ERRORS, "rate_limited")  # what unfunded orders may reserve
+_QUOTE_ERRORS = (
+    *_SWAP_ERRORS,
+    "rate_limited",  # what unfunded orders may reserve
+    "spend_limit",
+)
+_DESTINATION_ERRORS = ("invalid_destination", "destination_not_allowed")
 _ORDER_ERRORS = (
-    *_QUOTE_ERRORS, "invalid_destination", "idempotency_conflict", "quote_changed",
+    *_QUOTE_ERRORS, *_DESTINATION_ERRORS, "idempotency_conflict", "quote_changed",
+    "approval_required",
 )  # fmt: skip
 _STATUS_ERRORS = (
     "missing_input", "invalid_input", "order_not_found", "verification_failed", "unavailable",
@@ -74,7 +80,7 @@ _STATUS_ERRORS = (
 _CHECK_ERRORS = ("missing_input", "invalid_input", "order_not_found", "unavailable")
 _WAIT_ERRORS = (*_CHECK_ERRORS, "rate_limited")
 _TICKET_ERRORS = (
-    "missing_input", "invalid_input", "invalid_destination", "rate_limited", "unavailable",
+    "missing_input", "invalid_input", *_DESTINATION_ERRORS, "rate_limited", "unavailable",
 )  # fmt: skip
 CANCEL_ERRORS = (*_STATUS_ERRORS, "order_not_cancellable")
 _SANDBOX_ERRORS = (
@@ -121,7 +127,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
             Example("ready", {**_X2U, "to": EVM, "hasFunds": True}),
             Example("ready the other way", {**_U2X, "to": MONERO, "hasFunds": False}),
         ),
-        errors=(*_SWAP_ERRORS, "invalid_destination"),
+        errors=(*_SWAP_ERRORS, *_DESTINATION_ERRORS),
         tool=tools.PLAN_SWAP,
     ),
     Operation(
@@ -276,8 +282,10 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
             "order_not_fundable",
             "payment_required",
             "payment_refused",
+            "destination_not_allowed",
         ),
         payable=True,
+        pays=True,
         tool=tools.FUND_SWAP,
     ),
     Operation(
@@ -295,7 +303,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
                 {"orderId": "$orderId", "sessionId": "$sessionId", "address": MONERO},
             ),
         ),
-        errors=(*_STATUS_ERRORS, "invalid_destination"),
+        errors=(*_STATUS_ERRORS, *_DESTINATION_ERRORS),
         tool=tools.SET_REFUND_ADDRESS,
     ),
     Operation(
@@ -342,6 +350,7 @@ SANDBOX_OPERATIONS: tuple[Operation, ...] = (
         examples=(Example("part of it", {"orderId": "$orderId", "amount": "0.1"}),),
         errors=_SANDBOX_ERRORS,
         sandbox_only=True,
+        pays=True,
         tool=tools.SANDBOX_FUND,
     ),
     Operation(
@@ -380,9 +389,10 @@ _PAIR: Json = {
 _BFF_QUOTE_ERRORS = (
     "missing_input", "invalid_input", "unsupported_chain", "unsupported_token",
     "amount_below_minimum", "amount_above_maximum", "unavailable", "unauthorized", "rate_limited",
+    "spend_limit",
 )  # fmt: skip
 _BRIDGE_ERRORS = (
-    "missing_input", "invalid_input", "invalid_destination", "idempotency_conflict", "unavailable",
+    "missing_input", "invalid_input", *_DESTINATION_ERRORS, "idempotency_conflict", "unavailable",
     "rate_limited",
 )  # fmt: skip
 
@@ -420,7 +430,12 @@ BFF_OPERATIONS: tuple[Operation, ...] = (
         method="POST",
         path="/orders",
         examples=(Example("example", {**_PAIR, "toAddress": EVM}),),
-        errors=(*_BFF_QUOTE_ERRORS, "invalid_destination", "idempotency_conflict"),
+        errors=(
+            *_BFF_QUOTE_ERRORS,
+            *_DESTINATION_ERRORS,
+            "idempotency_conflict",
+            "approval_required",
+        ),
         idempotent=True,
     ),
     Operation(

@@ -10,7 +10,9 @@ from itertools import product
 from msgspec import Struct
 from typing_extensions import override
 
+from rpcsvc.clock import day_of
 from rpcsvc.domain.chains import Chain, network_of
+from rpcsvc.domain.clients import Spending, worth
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
 from rpcsvc.domain.money import (
     MAX_UNITS,
@@ -62,7 +64,7 @@ from rpcsvc.orders.ports.venue import (
 )
 from rpcsvc.orders.ports.wallets import Fees, OrderingWallets
 from rpcsvc.orders.published_rates import PublishedRates
-from rpcsvc.store.changes import RateBounds, Ticket
+from rpcsvc.store.changes import OrderBounds, RateBounds, Ticket
 
 _JOINED = "This replica takes orders; another one settles them."
 
@@ -236,6 +238,9 @@ class LocalVenue(Venue):
                 raise
             raise _exact_refused(refusal, request, price) from refusal
         exact = output if request.is_exact else None
+        if request.known is not None:
+            most = request.known.most_deposit(direction, deposit.units, rate.usdc_per_xmr)
+            maximum = min(maximum, most)
         quote = VenueQuote(
             direction=direction,
             chain=chain,
@@ -263,9 +268,10 @@ class LocalVenue(Venue):
         gas = self._funding_gas(request)
         # The gas is spent before the deposit is there, so that a refund bears it, too.
         fees = Fees(fees.payout, fees.refund + gas)
+        own_spread = None if request.known is None else request.known.spread_bps
         price = Price(
             rate.usdc_per_xmr,
-            policy.spread_bps,
+            policy.spread_bps if own_spread is None else own_spread,
             fees.payout,
             policy.min_received_bps,
             request.integrator.fee_bps if request.integrator else 0,
@@ -301,7 +307,14 @@ class LocalVenue(Venue):
         address = self._wallets.deposit_address(quote.deposit_asset)
         terms = self._maker.terms(request, quote, named, address)
         pooled = self._wallets.pooled(address, terms.payout_network)
-        yield NewOrder(terms, quote, priced.admission, rates=priced.rates, pooled=pooled)
+        units = worth(quote.direction, quote.deposit.units, quote.rate.usdc_per_xmr)
+        bounds = OrderBounds(
+            priced.rates,
+            pooled,
+            _spending(request, units, terms.created_at),
+            request.uses(units, terms.order_id, terms.created_at),
+        )
+        yield NewOrder(terms, quote, priced.admission, bounds=bounds)
 
     async def _require_payable(self, request: OrderRequest) -> None:
         """Raise InvalidDestination for a payout or refund address that its network refuses."""
@@ -460,6 +473,11 @@ def _exact_refused(refusal: InputError, request: QuoteRequest, price: Price) -> 
         received=request.amount.text(),
         details={**(refusal.details or {}), **limits, "receiveAsset": received.symbol},
     )
+
+
+def _spending(request: OrderRequest, units: int, now: int) -> Spending | None:
+    """Return what an order takes of its client's day; None without a client that is counted."""
+    return None if request.known is None else request.known.spending(units, day_of(now))
 
 
 def _eaten_by_fees(

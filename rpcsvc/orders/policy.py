@@ -138,6 +138,7 @@ class TermsMaker:
             price_locked_until=quote.price_locked_until,
             funding_gas=quote.funding_gas,
             receive_amount=quote.exact_output,
+            client=request.known.name if request.known else None,
         )
 
 

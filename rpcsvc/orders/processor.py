@@ -43,12 +43,12 @@ from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.store.changes import (
+    UNBOUNDED,
     Change,
     HistoryEntry,
+    OrderBounds,
     PendingEffect,
-    PooledOrder,
     Projection,
-    RateBounds,
     RelayRecord,
     StatusView,
     StoredResponse,
@@ -116,16 +116,15 @@ class OrderProcessor:
         admission: Admission | None = None,
         *,
         webhook: Webhook | None = None,
-        rates: RateBounds | None = None,
-        pooled: PooledOrder | None = None,
+        bounds: OrderBounds = UNBOUNDED,
     ) -> None:
         """Commit a new order together with the answer that its idempotency key replays.
 
         ``relay`` is the claim that became this order, of one that an upstream settles;
         ``admission`` is who asked for it, and the bounds that it is made within;
-        ``webhook`` is where its events are sent; ``rates`` is what the last published rate has to
-        be, ``pooled`` what it has to find where another replica has the wallets. Raises StaleWrite
-        where one of the bounds does not hold by now, and errors.Unavailable: nothing was changed.
+        ``webhook`` is where its events are sent; ``bounds`` are checked in the same transaction.
+        Raises StaleWrite where one of the bounds does not hold by now, and errors.Unavailable:
+        nothing was changed.
         """
         client = admission.client if admission else ""
         entry = HistoryEntry(
@@ -145,8 +144,10 @@ class OrderProcessor:
             reservation=self._count(None, order, client),
             admission=admission,
             webhook=webhook,
-            rates=rates,
-            pooled=pooled,
+            rates=bounds.rates,
+            pooled=bounds.pooled,
+            spending=bounds.spending,
+            approval=bounds.approval,
         )
         await self._store.commit(change)
         for observe in self._observers:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
+from rpcsvc.domain.clients import ApprovalUse, Spending
 from rpcsvc.domain.events import Effect
 from rpcsvc.domain.finality import FinalityChange
 from rpcsvc.domain.order import Order
@@ -103,6 +104,23 @@ class PooledOrder(NamedTuple):
     max_age_ms: int
 
 
+class OrderBounds(Struct, frozen=True):
+    """Conditions that the transaction of a new order checks beside its admission; None: none.
+
+    ``rates``: what the last published rate has to be. ``pooled``: what it has to find where another
+    replica has the wallets. ``spending``: what it takes of its client's day. ``approval``: the one
+    that it uses up.
+    """
+
+    rates: RateBounds | None = None
+    pooled: PooledOrder | None = None
+    spending: Spending | None = None
+    approval: ApprovalUse | None = None
+
+
+UNBOUNDED: Final = OrderBounds()
+
+
 class StatusView(Struct, frozen=True):
     """An order's status answer, written when the order last changed (operations/ordering.py).
 
@@ -164,6 +182,7 @@ class Change(Struct, frozen=True):
     ``webhook``: where the events of a new order are sent. ``rates``: what the last published rate
     has to be for a new order. ``pooled``: what a new order has to find where another
     replica has the wallets. ``settled``: the time of an order that the event completed.
+    ``spending``: what a new order takes of its client's day, and ``approval`` what it uses up.
     Raises ValueError for a change of which a part could not be written.
     """
 
@@ -185,6 +204,8 @@ class Change(Struct, frozen=True):
     rates: RateBounds | None = None
     pooled: PooledOrder | None = None
     settled: SettleTime | None = None
+    spending: Spending | None = None
+    approval: ApprovalUse | None = None
 
     def __post_init__(self) -> None:
         order = self.order

@@ -84,6 +84,9 @@ _MONERO_UNMINED: Final = (
     "SELECT count(*) AS payments FROM monero_payments"
     " WHERE state IN ('prepared', 'relaying', 'published') AND height IS NULL"
 )
+_APPROVALS_PENDING: Final = (
+    "SELECT count(*) AS number FROM approvals WHERE state = 'pending' AND expires_at > :now"
+)
 _UNRESOLVED: Final = (
     "SELECT count(*) AS open FROM funding_authorizations WHERE state IN ('recorded', 'sent')"
 )
@@ -352,6 +355,10 @@ class OperatorBooks:
     async def unresolved_authorizations(self) -> int:
         """Number of signed authorizations that have neither paid their order nor failed."""
         return int((await self._db.fetch(_UNRESOLVED))[0]["open"])
+
+    async def approvals_pending(self, now: int) -> int:
+        """Number of orders of clients that wait for a person at a time (ms)."""
+        return int((await self._db.fetch(_APPROVALS_PENDING, now=now))[0]["number"])
 
     async def extent(self) -> tuple[int, int | None]:
         """Number of orders, and time (ms) of the newest event."""

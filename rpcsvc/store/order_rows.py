@@ -54,7 +54,7 @@ TERMS: Final = (
     "min_received_bps", "integrator_bps", "funding_fee", "funding_gas", "refund_fee", "created_at",
     "expires_at", "late_window", "confirm_timeout", "prepare_timeout", "payout_check",
     "refund_reminder", "integrator", "twap_chunk_units", "twap_interval_ms", "upstream_id",
-    "agreed_refund_address", "price_locked_until", "receive_amount",
+    "agreed_refund_address", "price_locked_until", "receive_amount", "client",
 )  # fmt: skip
 _STANDING: Final = (
     "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",

@@ -19,6 +19,7 @@ from rpcsvc.domain.order import OnDeadline, Order, OrderStatus
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.settle_times import SwapKind, kind_of
 from rpcsvc.errors import Unavailable
+from rpcsvc.store.approvals import use_statements
 from rpcsvc.store.authorizations import IS_UNRESOLVED
 from rpcsvc.store.changes import Change, HistoryEntry, PendingEffect
 from rpcsvc.store.database import (
@@ -71,6 +72,7 @@ from rpcsvc.store.reservations import (
     count_statements,
     reservation_statements,
     scanned_until,
+    spending_statements,
 )
 from rpcsvc.store.settle_times import SettleTimeRows, settle_time_statements
 from rpcsvc.store.webhooks import (
@@ -120,6 +122,14 @@ _SELECT_SESSION: Final = (
 _SELECT_SESSION_BEFORE: Final = (
     "SELECT order_id FROM orders WHERE session_start = :start AND session_id = :session_id"
     " AND seq < (SELECT seq FROM orders WHERE order_id = :after AND session_id = :session_id)"
+    " ORDER BY seq DESC LIMIT :limit"
+)
+_SELECT_CLIENT: Final = (
+    "SELECT order_id FROM orders WHERE client = :client ORDER BY seq DESC LIMIT :limit"
+)
+_SELECT_CLIENT_BEFORE: Final = (
+    "SELECT order_id FROM orders WHERE client = :client"
+    " AND seq < (SELECT seq FROM orders WHERE order_id = :after AND client = :client)"
     " ORDER BY seq DESC LIMIT :limit"
 )
 _SELECT_HISTORY: Final = (
@@ -327,6 +337,21 @@ class OrderStore(
             rows = await self._db.fetch(_SELECT_SESSION, **values)
         else:
             rows = await self._db.fetch(_SELECT_SESSION_BEFORE, **values, after=after)
+        return await self._all_of(rows)
+
+    async def orders_of_client(
+        self, client: str, limit: int, after: str | None = None
+    ) -> list[Order]:
+        """The orders that a client made with its token, as ``orders_of_session``."""
+        if after is None:
+            rows = await self._db.fetch(_SELECT_CLIENT, client=client, limit=limit)
+        else:
+            rows = await self._db.fetch(
+                _SELECT_CLIENT_BEFORE, client=client, limit=limit, after=after
+            )
+        return await self._all_of(rows)
+
+    async def _all_of(self, rows: Sequence[Row]) -> list[Order]:
         found = [await self.order(row["order_id"]) for row in rows]
         return [order for order in found if order is not None]
 
@@ -504,6 +529,8 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
             found += count_statements(change.admission, day_of(order.terms.created_at))
     if change.relay is not None:
         found += relay_statements(change.relay)
+    found += spending_statements(change.spending)
+    found += use_statements(change.approval)
     if change.reservation is not None:
         found += reservation_statements(change.reservation)
         if change.admission is not None:

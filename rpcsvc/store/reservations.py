@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from rpcsvc.domain.clients import Spending
 from rpcsvc.domain.reservations import TOTAL, Admission, Reservation, ReservationChange, Reserved
 from rpcsvc.store.database import Statement, Tables, upsert
 
@@ -44,6 +45,11 @@ _COUNT_ORDER: Final = (
     " WHERE order_counts.orders < :most"
 )
 _FORGET_ORDER_COUNTS: Final = "DELETE FROM order_counts WHERE day < :day - 1"
+_COUNT_WORTH: Final = (
+    "INSERT INTO client_days (day, client, units, orders) VALUES (:day, :client, :units, 1)"
+    " ON CONFLICT (day, client) DO UPDATE SET units = client_days.units + excluded.units,"
+    " orders = client_days.orders + 1 WHERE client_days.units + excluded.units <= :most"
+)
 _UNBOUNDED: Final = 2**62
 
 _SELECT_SUMS: Final = (
@@ -91,6 +97,15 @@ class ReservationRows:
             f"{_SELECT_UNFUNDED}{who} ORDER BY expires_at LIMIT :limit", limit=limit, **values
         )
         return [Reservation(*(row[name] for name in Reservation._fields)) for row in rows]
+
+    async def spent(self, day: int, clients: Sequence[str]) -> dict[str, int]:
+        """The worth of the orders that clients made on a day, in USDC units; none of the others."""
+        rows = await self._db.fetch(
+            "SELECT client, units FROM client_days WHERE day = :day AND client IN :clients",
+            day=day,
+            clients=clients,
+        )
+        return {row["client"]: row["units"] for row in rows}
 
     async def expired_reservations(
         self, now: int, limit: int, known: Mapping[str, int]
@@ -166,6 +181,13 @@ def admission_statements(admission: Admission, unfunded: Reservation | None) -> 
     if admission.orders is not None:
         values = {"client": admission.client, "most": admission.orders}
         yield Statement(_ORDERS_WITHIN, values, finds=True)
+
+
+def spending_statements(spending: Spending | None) -> list[Statement]:
+    """Count an order's worth to its client's day, unless that exceeds the limit."""
+    if spending is None:
+        return []
+    return [Statement(_COUNT_WORTH, spending._asdict(), finds=True)]
 
 
 def count_statements(admission: Admission, day: int) -> Iterator[Statement]:

@@ -4,53 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from rpcsvc.local_secret import operator_headers
 from rpcsvc.operations.admin import PREFIX
+from tests.contract.operator_socket import over_socket
 from tests.contract.serving import Served, serving
-from tests.operator_cli import on_socket
 
 ROOT = Path(__file__).parents[2]
 METHODS = [
     "payouts.list", "payouts.show", "payouts.retry", "refunds.preview", "refunds.set",
     "integrators.report", "relays.list", "relays.close", "tickets.list", "tickets.show",
-    "tickets.close", "webhooks.list", "webhooks.replay", "withdrawals.preview",
+    "tickets.close", "clients.list", "approvals.list", "approvals.grant", "approvals.deny",
+    "webhooks.list", "webhooks.replay", "withdrawals.preview",
     "withdrawals.make", "withdrawals.list",
 ]  # fmt: skip
-
-
-class Socket:
-    """Calls over the UNIX socket."""
-
-    def __init__(self, session: aiohttp.ClientSession, proof: dict[str, str]) -> None:
-        self._session = session
-        self.proof = proof
-
-    async def call(self, method: str, params: Any) -> Any:
-        """The answer to a call as commands send it."""
-        return await (await self.send(method, params, self.proof)).json()
-
-    async def send(
-        self, method: str, params: Any, headers: dict[str, str]
-    ) -> aiohttp.ClientResponse:
-        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        return await self._session.post("http://localhost/rpc", json=message, headers=headers)
-
-
-@asynccontextmanager
-async def over_socket(served: Served) -> AsyncIterator[Socket]:
-    async with on_socket(served.up):
-        data_dir = served.up.settings.data_dir
-        connector = aiohttp.UnixConnector(str(data_dir / "rpcsvc.sock"))
-        async with aiohttp.ClientSession(connector=connector) as session:
-            yield Socket(session, operator_headers(data_dir))
 
 
 def test_admin_table_has_the_tested_methods(served: Served) -> None:

@@ -84,14 +84,14 @@ class StubSources:
 
 def discovery_of(up: Running, sources: StubSources) -> DiscoveryHttp:
     """The documents of a running service."""
-    gate = Gate(up.settings, up.service.random, time.monotonic)
+    gate = Gate(up.settings, up.service.clients, up.service.random, time.monotonic)
     documents = catalogue(site_of(up.settings, up.service), sources.as_sources)
     return DiscoveryHttp(gate, up.service.clock, documents)
 
 
 def documents_edge(up: Running, sources: StubSources) -> Edge:
     """The documents alone, with sources that the test controls."""
-    gate = Gate(up.settings, up.service.random, time.monotonic)
+    gate = Gate(up.settings, up.service.clients, up.service.random, time.monotonic)
     discovery = discovery_of(up, sources)
     routes = web.Application()
     routes.add_routes(discovery.routes())

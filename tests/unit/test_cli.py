@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -107,7 +107,7 @@ class Cli(Envelopes):
             captured = self._output.readouterr()
             self.out, self.err = captured.out, captured.err.decode()
 
-    async def _serve(self, settings: Settings) -> None:
+    async def _serve(self, settings: Settings, _load: Callable[[], Settings]) -> None:
         if self.opening is not None:
             raise self.opening
         self.served.append(settings)

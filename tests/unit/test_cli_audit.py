@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ WRONG = AuditReport(
 )
 
 
-async def nothing(_settings: Settings) -> None:
+async def nothing(_settings: Settings, _load: Callable[[], Settings]) -> None:
     raise AssertionError
 
 

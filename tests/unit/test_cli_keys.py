@@ -79,7 +79,7 @@ class Cli:
         return str(self.answer["error"]["code"])
 
 
-async def _not_served(_settings: Settings) -> None:
+async def _not_served(_settings: Settings, _load: Callable[[], Settings]) -> None:
     raise AssertionError("served")
 
 

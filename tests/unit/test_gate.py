@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from rpcsvc.domain.clients import Clients
 from rpcsvc.errors import Unauthorized
 from rpcsvc.http.gate import SOCKET_CLIENT, Gate
 from rpcsvc.settings import Settings
@@ -23,7 +24,7 @@ def request_over(family: socket.AddressFamily, peer: Any) -> Any:
 
 
 def gate() -> Gate:
-    return Gate(Settings(), bytes, lambda: 0.0)
+    return Gate(Settings(), Clients(), bytes, lambda: 0.0)
 
 
 def test_caller_without_an_address_is_not_the_socket() -> None:

@@ -1,7 +1,8 @@
 """The commands of admin methods, made from the rows of the admin table that have a ``cli``.
 
-``rpcsvc integrators``, ``relays``, ``tickets`` and ``webhooks`` are nothing else: records of the
-running service. stdout is exactly one JSON object, but where a row prints a table.
+``rpcsvc approvals``, ``clients``, ``integrators``, ``relays``, ``tickets`` and ``webhooks`` are
+nothing else: records of the running service. stdout is exactly one JSON object, but where a row
+prints a table.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from rpcsvc.cli.operator.service import (
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.ids import system_random
 from rpcsvc.operations.admin import PREFIX, RECORDS
+from rpcsvc.operations.approvals import APPROVALS
+from rpcsvc.operations.clients import CLIENTS
 from rpcsvc.operations.params import plain_types
 from rpcsvc.operations.service import Cli, Confirmation, Operation
 from rpcsvc.operations.webhooks import WEBHOOKS
@@ -175,7 +178,13 @@ def add_commands(commands: Any) -> None:
     relays = add_methods(commands, RECORDS).add_subparsers(metavar="ACTION")
     # Options given before the action apply, too.
     add_methods(relays, RECORDS, "relays", argument_default=argparse.SUPPRESS)
+    parser = commands.add_parser("clients", help="list clients, and make tokens for them")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    text = "make a token and the SHA-256 to configure; the token is shown once"
+    add_command(actions, "new-token", text, _new_token)
+    add_methods(actions, CLIENTS, "clients")
     for word, text, rows in (
+        ("approvals", "decide on orders of clients that wait for a person", APPROVALS),
         ("tickets", "read and close what users have written to you", RECORDS),
         ("webhooks", "messages to the webhooks of orders", WEBHOOKS),
     ):
@@ -186,3 +195,8 @@ def add_commands(commands: Any) -> None:
 def _new_key(_context: Context) -> int:
     key = system_random(KEY_BYTES).hex()
     return print_json({"key": key, "hash": key_hash(key).hex()})
+
+
+def _new_token(_context: Context) -> int:
+    token = system_random(KEY_BYTES).hex()
+    return print_json({"token": token, "sha256": key_hash(token).hex()})

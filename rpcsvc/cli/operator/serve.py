@@ -24,10 +24,13 @@ from rpcsvc.client.transport import ServiceRequest, endpoint_of, headers_of
 from rpcsvc.errors import Unavailable
 from rpcsvc.health_probe import PATHS, ask
 from rpcsvc.logs import configure_logging
+from rpcsvc.operations.clients import require_scopes
+from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from rpcsvc.settings import (
     check_bind,
     render_config,
 )
+from rpcsvc.settings_clients import credentials
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
 from rpcsvc.signing.keys import SigningKeyError
@@ -58,7 +61,7 @@ def _serve(context: Context) -> int:
         DatabaseInUse, DatabaseUnusable, UnknownSchema, SigningKeyError, OnchainExtraMissing
     )  # fmt: skip
     try:
-        asyncio.run(context.serve(settings))
+        asyncio.run(context.serve(settings, context.settings))
     except refusals as error:
         raise UsageError(str(error)) from error
     except LeaseLost as error:
@@ -85,6 +88,7 @@ def check_config(context: Context) -> int:
     settings = loaded.settings
     check_bind(settings)
     engine_context.check(settings, read_chains(settings.chains_file))
+    require_scopes(credentials(settings.clients), (*OPERATIONS, *BFF_OPERATIONS))
     return OK
 
 

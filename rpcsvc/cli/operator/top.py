@@ -61,6 +61,7 @@ ALERTS: Final[Mapping[str, str]] = {
     "RpcsvcAuthorizationGas": "rpcsvc_authorization_gas_ratio > 0.8",
     "RpcsvcDepositLost": 'rpcsvc_unfinal_usd{part="lost"} > 0',
     "RpcsvcUpstreamOrderInDoubt": "rpcsvc_upstream_orders_in_doubt > 0",
+    "RpcsvcApprovalPending": "rpcsvc_approvals_pending > 0",
     "RpcsvcWebhooksStuck": "rpcsvc_webhook_oldest_seconds > 172800",
 }
 _COMPARISONS: Final[Mapping[str, Callable[[float, float], bool]]] = {

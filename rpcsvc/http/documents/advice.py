@@ -24,6 +24,8 @@ STATE: dict[AgentState, str] = {
     AgentState.TERMINAL_FAILURE: "Terminal. `data.outcome` is `expired`, `refunded` or `failed`."
     " Tell the user, and open a support ticket if they need help.",
     AgentState.TICKET_CREATED: "The ticket is on record. Give the user its `ticketId`.",
+    AgentState.APPROVAL_REQUIRED: "A person has to grant `data.approval`. Then repeat the call with"
+    " the same idempotency key.",
     AgentState.INVALID_INPUT: "Something sent is wrong. `validationErrors` says which field, what"
     " came and what is allowed; where it is empty, `error.message` does. Correct it and send it"
     " again.",
@@ -69,6 +71,10 @@ ERROR: dict[str, str] = {
     "unsupported_token": "Only XMR and the chain's USDC are swapped.",
     "invalid_destination": "Ask the user for the address again; don't correct it yourself. A"
     " checksum that fails means that a character is wrong.",
+    "destination_not_allowed": "Send one of `allowed`, or have the operator add the address.",
+    "forbidden": "The token lacks the scope `details.scope`. Ask the operator.",
+    "spend_limit": "Order at most `details.leftUsd`, or come back after `details.freeAt`.",
+    "approval_required": "Once `details.approval.id` is granted, repeat the call with its key.",
     "verification_failed": "The order pays to another address than the one in `verify`: don't"
     " fund it. Or the `sessionId` is not the one that the order was made in.",
     "order_not_cancellable": "Ask for the order's status: what was sent to it is swapped or"

@@ -25,7 +25,6 @@ from rpcsvc.errors import (
     RateLimited,
     ServiceError,
     TlsRequired,
-    Unauthorized,
     UnknownMethod,
 )
 from rpcsvc.http.discovery import Document, DocumentCache
@@ -156,11 +155,7 @@ class McpHttp:
 
     def _identify(self, request: web.Request, caller: Caller) -> None:
         """Read the caller's token and charge its budget. Raises Unauthorized and RateLimited."""
-        try:
-            caller.token = self._gate.optional_token(request)
-        except Unauthorized:
-            self._gate.note_wrong_token(caller)
-            raise
+        self._gate.identify(request, caller)
         self._gate.charge(caller, "requests" if caller.budget is None else "rpc")
 
     # --- methods ---
@@ -317,6 +312,7 @@ class McpHttp:
         try:
             if caller.budget is None:
                 self._gate.charge(caller, "orders")
+            self._gate.charge_order(caller)
             agreed = None
             if client.can_ask_user and operation.effect is Effect.MOVES_MONEY:
                 agreed = self._approval.agreed(params, arguments)

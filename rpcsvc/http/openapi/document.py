@@ -403,7 +403,7 @@ def operation_item(
         ended = "As a stream: the order is over, and nothing is left to send."
         goods["204"] = {"description": ended}
     name = schemas.pascal(operation.name)
-    refused = refusals.of(surface, name, refused_with(site, surface, operation))
+    refused = refusals.of(surface, name, refused_with(site, operation))
     called["responses"] = {**goods, **refused}
     return called
 

@@ -37,21 +37,27 @@ ANY_CALL: Final = frozenset(
         errors.InternalError,
         errors.PayloadTooLarge,
         errors.UnsupportedMediaType,
+        errors.Forbidden,
     }
 )
 # An unknown field, a query that names one twice; and the store may be down for any of them.
-ANY_OPERATION: Final = (errors.InvalidInput, errors.InvalidRequest, errors.Unavailable)
+# A token is optional, and a wrong one is refused.
+ANY_OPERATION: Final = (
+    errors.InvalidInput,
+    errors.InvalidRequest,
+    errors.Unauthorized,
+    errors.Unavailable,
+)
 
 
 class Surface(Struct, frozen=True):
-    """A surface that HTTP serves. ``refusal`` names the schema of its refusals, ``more`` the errors
-    that any call of it may be refused with, ``prefix`` tells its shared responses from others.
+    """A surface of HTTP. ``refusal`` names the schema of its refusals, ``prefix`` tells its shared
+    responses from others.
     """
 
     root: str
     prefix: str
     refusal: str
-    more: tuple[ErrorClass, ...] = ()
 
     def answer(self, operation: Operation) -> Json:
         """A reference to the schema of an operation's answer."""
@@ -61,14 +67,14 @@ class Surface(Struct, frozen=True):
 
 
 AGENT: Final = Surface(API_ROOT, "", "ErrorEnvelope")
-BFF: Final = Surface(BFF_ROOT, "Bff", "BffError", (errors.Unauthorized,))
+BFF: Final = Surface(BFF_ROOT, "Bff", "BffError")
 
 
-def refused_with(site: Site, surface: Surface, operation: Operation) -> list[ErrorClass]:
+def refused_with(site: Site, operation: Operation) -> list[ErrorClass]:
     """All errors that a call of the operation may be refused with."""
     by_code = schemas.errors_by_code()
     found = [by_code[code] for code in operation.errors]
-    found += [*ANY_OPERATION, *ANY_CALL, *surface.more]
+    found += [*ANY_OPERATION, *ANY_CALL]
     if operation.method == "POST":
         found.append(errors.InvalidJson)
     if site.rate_limit.enabled:
@@ -122,7 +128,8 @@ class RefusalResponses:
 
 
 def _by_status(classes: Iterable[ErrorClass]) -> dict[int, tuple[ErrorClass, ...]]:
-    ordered = sorted(classes, key=lambda cls: cls.http_status)
+    # By code, too: the order of a set differs from process to process.
+    ordered = sorted(classes, key=lambda cls: (cls.http_status, cls.code))
     return {status: tuple(group) for status, group in groupby(ordered, lambda c: c.http_status)}
 
 

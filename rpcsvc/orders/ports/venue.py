@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain, ChainRegistry
+from rpcsvc.domain.clients import Approval, ApprovalUse, KnownClient
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.money import MAX_UNITS, Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
@@ -28,7 +29,7 @@ from rpcsvc.health import Health
 from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
-from rpcsvc.store.changes import PooledOrder, RateBounds, RelayRecord, Ticket
+from rpcsvc.store.changes import UNBOUNDED, OrderBounds, RelayRecord, Ticket
 
 # USDC per XMR, from 0.01 to 1000000, with no more decimals than USDC has.
 RATE_PATTERN: Final = (
@@ -113,7 +114,7 @@ class QuoteRequest(Struct, frozen=True):
     ``to``: where the payout of an order goes that waits for the quote; empty for a quote alone.
     ``most``: deposit units that an order for what is to arrive may ask for, by earlier quotes.
     ``client``: whose unfunded orders bound the amount. ``pays_gas``: gas of a signed payment of the
-    deposit (x402) is part of the price.
+    deposit (x402) is part of the price. ``known``: the client whose spread and limits hold.
     """
 
     direction: Direction
@@ -124,6 +125,7 @@ class QuoteRequest(Struct, frozen=True):
     client: Client = SOCKET
     pays_gas: bool = False
     most: int = MAX_UNITS
+    known: KnownClient | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -144,7 +146,8 @@ class OrderRequest(Struct, frozen=True):
     ``client``: whose unfunded orders it is counted with. ``to_field``: the input that named ``to``.
     ``least``: payout units that it must bring, and ``most``: deposit units that it may ask for, of
     quotes that the caller holds it to. ``accept`` raises QuoteChanged for a quote that the
-    caller does not accept. ``webhook``: where its events are sent. ``pays_gas`` as for a quote.
+    caller does not accept. ``webhook``: where its events are sent. ``pays_gas`` and ``known`` as
+    for a quote. ``approval``: a person's, which holds for the order.
     """
 
     direction: Direction
@@ -162,14 +165,22 @@ class OrderRequest(Struct, frozen=True):
     accept: Callable[[VenueQuote], None] | None = None
     webhook: Webhook | None = None
     pays_gas: bool = False
+    known: KnownClient | None = None
+    approval: Approval | None = None
 
     @property
     def priced(self) -> QuoteRequest:
         """The quote that the order needs."""
         return QuoteRequest(
             self.direction, self.chain, self.amount, self.integrator, self.to, self.client,
-            self.pays_gas, self.most,
+            self.pays_gas, self.most, self.known,
         )  # fmt: skip
+
+    def uses(self, units: int, order_id: str, now: int) -> ApprovalUse | None:
+        """Return the use of the approval by an order worth that many USDC units, if it needs it."""
+        if self.known is None or self.approval is None or not self.known.needs_approval(units):
+            return None
+        return ApprovalUse(self.approval.approval_id, order_id, now)
 
 
 class VenueQuote(Struct, frozen=True):
@@ -217,16 +228,15 @@ class NewOrder(Struct, frozen=True):
 
     ``admission`` is who asked for it, and the bounds that it is made within; None where nothing is
     counted.
-    ``relay`` is the claim that became it, of an order that an upstream settles. ``rates``: what the
-    last published rate has to be then; None where nothing is published.
+    ``relay`` is the claim that became it, of an order that an upstream settles. ``bounds``: what
+    its transaction checks beside that.
     """
 
     terms: Terms
     quote: VenueQuote
     admission: Admission | None = None
     relay: RelayRecord | None = None
-    rates: RateBounds | None = None
-    pooled: PooledOrder | None = None
+    bounds: OrderBounds = UNBOUNDED
 
 
 class DirectionLimits(NamedTuple):

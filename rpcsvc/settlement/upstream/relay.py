@@ -45,7 +45,7 @@ from rpcsvc.settlement.upstream.requests import (
     UpstreamRequest,
 )
 from rpcsvc.store.authorizations import AuthorizationRecord
-from rpcsvc.store.changes import Change, RelayRecord, RelayState
+from rpcsvc.store.changes import UNBOUNDED, Change, OrderBounds, RelayRecord, RelayState
 from rpcsvc.store.database import StaleWrite
 from rpcsvc.store.orders import OrderStore
 
@@ -89,11 +89,15 @@ POLL_MS: Final = 5_000
 
 
 class Asking(NamedTuple):
-    """The id of a requested order, its reservation meanwhile, and its bounds."""
+    """The id of a requested order, its reservation meanwhile, and its bounds.
+
+    ``bounds``: what it takes of its client's limits, whatever becomes of the call.
+    """
 
     order_id: str
     reservation: Reservation
     admission: Admission
+    bounds: OrderBounds = UNBOUNDED
 
 
 class Relay:
@@ -167,7 +171,13 @@ class Relay:
         else:
             reserves = ReservationChange(record.order_id, {}, fresh.reservation, begins=True)
             await self._store.commit(
-                Change(relay=record, reservation=reserves, admission=fresh.admission)
+                Change(
+                    relay=record,
+                    reservation=reserves,
+                    admission=fresh.admission,
+                    spending=fresh.bounds.spending,
+                    approval=fresh.bounds.approval,
+                )
             )
         try:
             async with asyncio.timeout(CALL_MS / 1000):

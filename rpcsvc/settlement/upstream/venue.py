@@ -10,7 +10,9 @@ import structlog
 from msgspec.structs import replace
 from typing_extensions import override
 
+from rpcsvc.clock import day_of
 from rpcsvc.domain.chains import MONERO_NETWORK, Chain, network_of
+from rpcsvc.domain.clients import worth
 from rpcsvc.domain.money import MAX_UNITS, XMR, Money, mul_div_ceil, require_storable
 from rpcsvc.domain.order import PERPS, Order
 from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, Price, deposit_asset, implied_rate
@@ -42,7 +44,7 @@ from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.follower import Follower
 from rpcsvc.settlement.upstream.relay import Asking, Relay
 from rpcsvc.settlement.upstream.requests import Created, Offer, UpstreamRequest
-from rpcsvc.store.changes import RelayRecord, Ticket
+from rpcsvc.store.changes import UNBOUNDED, OrderBounds, RelayRecord, Ticket
 
 log = structlog.get_logger(__name__)
 
@@ -187,7 +189,8 @@ class UpstreamVenue(Venue):
         if quote is not None and request.priced.is_exact and not is_in_doubt:
             most_deposit = min(most_deposit, mul_div_ceil(quote.deposit.units, *_MORE_DEPOSIT))
         reservation = self._reservation(request, quote, admission.client)
-        fresh = Asking(named.order_id, reservation, admission)
+        bounds = self._bounds(request, quote, named.order_id)
+        fresh = Asking(named.order_id, reservation, admission, bounds)
         record, created = await self._relay.create(
             asked, claim, fresh, least=least, most_gas=most_gas, most_deposit=most_deposit
         )
@@ -196,6 +199,18 @@ class UpstreamVenue(Venue):
         if request.twap is not None:
             # Only its status says whether it is cut, and how.
             await self._follower.ask_first(record.order_id)
+
+    def _bounds(
+        self, request: OrderRequest, quote: VenueQuote | None, order_id: str
+    ) -> OrderBounds:
+        """Return what the order takes of its client's limits, counted with the claim."""
+        if request.known is None or quote is None:
+            return UNBOUNDED
+        now, units = self._clock.now_ms(), _deposit_worth(quote)
+        return OrderBounds(
+            spending=request.known.spending(units, day_of(now)),
+            approval=request.uses(units, order_id, now),
+        )
 
     def _asked_amount(self, request: QuoteRequest, quote: VenueQuote | None) -> Money:
         """The amount to order by: of an upstream that takes deposits only, the deposit quoted."""
@@ -329,6 +344,11 @@ def _worth(quote: VenueQuote) -> int:
     if quote.chain.name == PERPS:
         return 0
     return quote.expected_output if quote.deposit_asset is XMR else quote.deposit.units
+
+
+def _deposit_worth(quote: VenueQuote) -> int:
+    """The worth that an order counts for on its client's day, in USDC units."""
+    return worth(quote.direction, quote.deposit.units, quote.rate.usdc_per_xmr)
 
 
 def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> VenueQuote:

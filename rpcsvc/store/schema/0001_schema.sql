@@ -52,6 +52,8 @@ CREATE TABLE orders (
     price_locked_until    INTEGER,
     -- what the deposit_amount pays exactly; NULL: the order named its deposit, and not this
     receive_amount        INTEGER CHECK (receive_amount > 0),
+    -- who made it with a token, by the name in the settings; NULL: without a token
+    client                TEXT,
     -- from here on: what changes
     status                TEXT    NOT NULL CHECK (status IN (
         'awaiting_deposit', 'deposit_detected', 'deposit_confirmed', 'executing_swap',
@@ -92,6 +94,7 @@ CREATE INDEX orders_by_deadline ON orders (deadline_at) WHERE deadline_at IS NOT
 CREATE UNIQUE INDEX orders_by_upstream_id ON orders (upstream_id) WHERE upstream_id IS NOT NULL;
 CREATE INDEX orders_open_at_upstream ON orders (upstream_id)
     WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL;
+CREATE INDEX orders_by_client ON orders (client, seq) WHERE client IS NOT NULL;
 CREATE INDEX orders_by_integrator ON orders (integrator) WHERE integrator IS NOT NULL;
 -- Whether any order waits for a deposit on a network, and until when.
 CREATE INDEX orders_awaiting ON orders (deposit_network, expires_at)
@@ -112,7 +115,7 @@ CREATE TRIGGER orders_keep_their_terms BEFORE UPDATE OF
     max_deposit, rate, spread_bps, payout_fee, min_received_bps, refund_fee, created_at,
     expires_at, late_window, confirm_timeout, prepare_timeout, payout_check, refund_reminder,
     integrator, integrator_bps, funding_fee, funding_gas, twap_chunk_units, twap_interval_ms, upstream_id,
-    agreed_refund_address, price_locked_until, receive_amount
+    agreed_refund_address, price_locked_until, receive_amount, client
 ON orders
 BEGIN SELECT RAISE(ABORT, 'an order keeps its terms'); END;
 
@@ -406,6 +409,55 @@ CREATE TABLE order_counts (
     orders INTEGER NOT NULL CHECK (orders > 0),
     PRIMARY KEY (day, client)
 ) STRICT, WITHOUT ROWID;
+
+-- What the orders that a client of the settings made on a day (UTC, counted from the epoch) are worth
+-- together, in USDC units. The transaction of an order adds to it, within the client's limit.
+CREATE TABLE client_days (
+    day    INTEGER NOT NULL,
+    client TEXT    NOT NULL,
+    units  INTEGER NOT NULL CHECK (units >= 0),
+    orders INTEGER NOT NULL CHECK (orders > 0),
+    PRIMARY KEY (day, client)
+) STRICT, WITHOUT ROWID;
+
+-- Orders of clients that a person has to approve (rpcsvc/operations/approvals.py). One that holds is
+-- the only one for its client, terms and key. shown is JSON, as the person reads it.
+CREATE TABLE approvals (
+    seq             INTEGER PRIMARY KEY,
+    approval_id     TEXT    NOT NULL UNIQUE,
+    client          TEXT    NOT NULL,
+    idempotency_key TEXT    NOT NULL,
+    terms           TEXT    NOT NULL,
+    state           TEXT    NOT NULL CHECK (state IN (
+        'pending', 'granted', 'denied', 'used', 'ended')),
+    requested_at    INTEGER NOT NULL,
+    expires_at      INTEGER NOT NULL,
+    deposit         INTEGER NOT NULL CHECK (deposit > 0),
+    output          INTEGER NOT NULL CHECK (output > 0),
+    shown           TEXT    NOT NULL,
+    decided_at      INTEGER,
+    decided_by      TEXT,
+    order_id        TEXT,
+    CHECK ((decided_at IS NULL) = (decided_by IS NULL)),
+    CHECK ((order_id IS NOT NULL) = (state = 'used')),
+    CHECK (decided_by IS NOT NULL OR state IN ('pending', 'ended'))
+) STRICT;
+
+CREATE UNIQUE INDEX approvals_that_hold ON approvals (client, terms, idempotency_key)
+    WHERE state IN ('pending', 'granted', 'denied');
+CREATE INDEX approvals_pending ON approvals (client) WHERE state = 'pending';
+
+CREATE TRIGGER approvals_keep_what_they_are BEFORE UPDATE OF
+    seq, approval_id, client, idempotency_key, terms, requested_at, expires_at, deposit, output, shown
+ON approvals
+BEGIN SELECT RAISE(ABORT, 'an approval keeps its terms'); END;
+
+CREATE TRIGGER approvals_are_decided_once BEFORE UPDATE OF decided_at, decided_by ON approvals
+WHEN OLD.decided_at IS NOT NULL
+BEGIN SELECT RAISE(ABORT, 'an approval is decided once'); END;
+
+CREATE TRIGGER approvals_are_never_deleted BEFORE DELETE ON approvals
+BEGIN SELECT RAISE(ABORT, 'an approval stays'); END;
 
 -- --- Withdrawals --------------------------------------------------------------------------------
 

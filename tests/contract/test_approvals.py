@@ -1,0 +1,232 @@
+"""Orders of clients that wait for a person: asked for, decided, and made once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.domain.clients import ApprovalState
+from tests.contract.by_clients import (
+    DESK,
+    ENVIRON,
+    OTHER_EVM,
+    SHOP,
+    SURFACES,
+    OrderRefused,
+    client,
+    order,
+    refusal,
+)
+from tests.contract.checkout import fault
+from tests.contract.operator_socket import over_socket
+from tests.contract.serving import EVM, SWAP, Served, serving
+from tests.contract.sidecar import beside
+from tests.rows import all_rows, one_row
+
+Json = dict[str, Any]
+KEY = "the-same-key-all-along"
+# The order of these tests is worth 132 USD.
+ABOVE = 100
+
+
+def with_approval(data_dir: Path, **limits: Any) -> Any:
+    """A service whose clients ``desk`` and ``shop`` need an approval above 100 USD."""
+    wanted = {"approve_above_usd": ABOVE, **limits}
+    clients = {"desk": client(DESK, **wanted), "shop": client(SHOP, **wanted)}
+    return serving(data_dir, ENVIRON, clients=clients)
+
+
+async def waiting(served: Served, surface: str = "http", **given: Any) -> str:
+    """The id of the approval that an order waits for."""
+    refused = await refusal(served, surface, **{"key": KEY, **given})
+    assert refused.code == "approval_required"
+    return str(refused.details["approval"]["id"])
+
+
+async def decide(served: Served, approval: str, word: str = "grant") -> Json:
+    async with over_socket(served) as socket:
+        found = await socket.call(
+            f"admin.approvals.{word}", {"approvalId": approval, "by": "Ada L."}
+        )
+        return dict(found["result"])
+
+
+def states(served: Served) -> list[str]:
+    return [row[0] for row in all_rows(served.up.database, "SELECT state FROM approvals")]
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+async def test_approved_order_is_made_once_by_the_same_call(tmp_path: Path, surface: str) -> None:
+    async with with_approval(tmp_path) as served:
+        approval = await waiting(served, surface)
+        assert await waiting(served, surface) == approval
+        assert served.count("orders") == served.count("idempotency_keys") == 0
+        decided = (await decide(served, approval))["decided"]
+        assert (decided["state"], decided["decidedBy"]) == ("granted", "Ada L.")
+        made = await order(served, surface, key=KEY)
+        assert await order(served, surface, key=KEY) == made
+        row = one_row(served.up.database, "SELECT state, order_id, decided_by FROM approvals")
+        assert row == ("used", made, "Ada L.")
+        assert await waiting(served, surface, key="another-key-altogether") != approval
+
+
+async def test_answer_has_the_state_and_the_approval(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        answer = await served.post("/agent/swap/create", SWAP, x_agent_rpc_token=DESK)
+        assert (answer.status, answer.body["ok"]) == (403, False)
+        assert answer.body["state"] == answer.body["error"]["code"] == "approval_required"
+        approval = answer.body["data"]["approval"]
+        assert sorted(approval) == ["expiresAt", "id", "reason"]
+        assert "132 USD" in approval["reason"]
+        assert [each["action"] for each in answer.body["nextActions"]] == ["wait_for_approval"]
+
+
+async def test_small_order_waits_for_nobody(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        await order(served, "http", amount="0.6")
+        assert states(served) == []
+
+
+async def test_copies_of_an_approved_call_make_one_order(tmp_path: Path) -> None:
+    """With its key they are one call; without a key the grant is used up by the first."""
+    async with with_approval(tmp_path) as served:
+        for key in (KEY, None):
+            await decide(served, await waiting(served, key=key))
+            made = await asyncio.gather(
+                *(order(served, each, key=key) for each in ("http", "rpc", "bearer") * 3),
+                return_exceptions=True,
+            )
+            found = [each for each in made if isinstance(each, str)]
+            assert len({*found}) == 1
+            refused = [each.code for each in made if isinstance(each, OrderRefused)]
+            assert set(refused) <= {"approval_required", "unavailable"}
+        assert served.count("orders") == 2
+
+
+@pytest.mark.parametrize(
+    "change", [{"amount": "0.9"}, {"to": OTHER_EVM}, {"key": "another-key-altogether"}]
+)
+async def test_grant_is_for_these_very_terms(tmp_path: Path, change: Json) -> None:
+    async with with_approval(tmp_path) as served:
+        approval = await waiting(served)
+        await decide(served, approval)
+        assert await waiting(served, **change) != approval
+        await order(served, "http", key=KEY)
+
+
+async def test_grant_of_another_client_is_of_no_use(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        approval = await waiting(served)
+        await decide(served, approval)
+        assert await waiting(served, token=SHOP) != approval
+
+
+@pytest.mark.parametrize(("rate", "is_made"), [("164", True), ("170", True), ("163", False)])
+async def test_grant_covers_a_rate_worse_by_one_percent(
+    tmp_path: Path, rate: str, is_made: bool
+) -> None:
+    async with with_approval(tmp_path) as served:
+        approval = await waiting(served)
+        await decide(served, approval)
+        await fault(served, "set_rate", rate=rate)
+        if is_made:
+            await order(served, "http", key=KEY)
+            assert states(served) == ["used"]
+        else:
+            assert await waiting(served) != approval
+            assert states(served) == ["ended", "pending"]
+
+
+async def test_denied_order_is_forbidden_and_not_asked_again(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        await decide(served, await waiting(served), "deny")
+        refused = await refusal(served, "http", key=KEY)
+        assert (refused.code, refused.details["approval"]["state"]) == ("forbidden", "denied")
+        assert states(served) == ["denied"]
+
+
+@pytest.mark.parametrize("is_granted", [True, False])
+async def test_approval_ends_after_a_day(tmp_path: Path, is_granted: bool) -> None:
+    async with with_approval(tmp_path) as served:
+        approval = await waiting(served)
+        if is_granted:
+            await decide(served, approval)
+        await fault(served, "advance_clock", seconds=86_401)
+        if not is_granted:
+            async with over_socket(served) as socket:
+                late = await socket.call(
+                    "admin.approvals.grant", {"approvalId": approval, "by": "Ada"}
+                )
+            assert "waits for a decision" in late["result"]["error"]["message"]
+        assert await waiting(served) != approval
+
+
+async def test_decision_is_made_once(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        approval = await waiting(served)
+        await decide(served, approval, "deny")
+        again = await decide(served, approval)
+        assert again["error"]["code"] == "invalid_input"
+        assert states(served) == ["denied"]
+
+
+async def test_client_may_have_few_orders_wait(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        for number in range(20):
+            await waiting(served, key=f"a-key-with-number-{number}")
+        assert (await refusal(served, "http", key=KEY)).code == "rate_limited"
+        assert await waiting(served, key="a-key-with-number-7")
+        assert await waiting(served, token=SHOP)
+
+
+async def test_limits_hold_for_an_approved_order(tmp_path: Path) -> None:
+    async with with_approval(tmp_path, max_day_usd=200, destinations=[EVM]) as served:
+        await decide(served, await waiting(served))
+        await order(served, "http", key=KEY)
+        assert (await refusal(served, "http", to=OTHER_EVM)).code == "destination_not_allowed"
+        assert (await refusal(served, "http")).code == "spend_limit"
+
+
+async def test_small_order_takes_no_large_deposit(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        made = await order(served, "http", amount="0.6")
+        sql = f"SELECT max_deposit FROM orders WHERE order_id = '{made}'"
+        assert one_row(served.up.database, sql)[0] * 165 <= ABOVE * 10**12
+
+
+async def test_approvals_are_listed_newest_first(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        first, second = await waiting(served), await waiting(served, amount="0.9", key="k" * 20)
+        async with over_socket(served) as socket:
+            found = (await socket.call("admin.approvals.list", {}))["result"]["approvals"]
+        assert [each["id"] for each in found] == [second, first]
+        shown = {name: found[1][name] for name in ("client", "state", "worthUsd", "to")}
+        assert shown == {"client": "desk", "state": "pending", "worthUsd": "132", "to": EVM}
+
+
+async def test_scraper_sees_how_many_wait(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        await waiting(served)
+        bearer = {"authorization": f"Bearer {ENVIRON['AGENT_RPC_TOKEN']}"}
+        text = await (await served.client.get("/metrics", headers=bearer)).text()
+        assert "rpcsvc_approvals_pending 1.0" in text
+
+
+async def test_sidecar_makes_an_approved_order_once(tmp_path: Path) -> None:
+    clients = {"desk": client(DESK, approve_above_usd=ABOVE)}
+    async with (
+        serving(tmp_path / "central") as central,
+        beside(central, tmp_path / "sidecar", clients=clients) as sidecar,
+    ):
+        approval = await waiting(sidecar)
+        assert central.count("orders") == 0
+        assert await sidecar.up.service.approvals.decide(
+            approval, ApprovalState.GRANTED, "Ada", sidecar.up.service.clock.now_ms()
+        )
+        made = await order(sidecar, "http", key=KEY)
+        assert await order(sidecar, "rpc", key=KEY) == made
+        assert central.count("orders") == 1
+        assert states(sidecar) == ["used"]
