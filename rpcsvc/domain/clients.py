@@ -8,11 +8,11 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import ClassVar, Final, NamedTuple
 
 from msgspec import Struct
 
-from rpcsvc.domain.addresses import same_address
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.domain.money import MAX_UNITS, mul_div_ceil
 from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, usdc_to_deposit_floor
@@ -168,7 +168,7 @@ class KnownClient(Redacted, frozen=True):
         """Raise DestinationNotAllowed unless the client's orders may pay the address."""
         if self.destinations is None:
             return
-        if any(same_address(each, address) for each in self.destinations):
+        if _compared(address) in _set_of(self.destinations):
             return
         raise DestinationNotAllowed(
             f"{field} is not among the destinations of the client {self.name}. Send one of them;"
@@ -221,6 +221,16 @@ class KnownClient(Redacted, frozen=True):
         if not limits:
             return MAX_UNITS
         return max(deposit, usdc_to_deposit_floor(direction, min(limits), rate))
+
+
+def _compared(address: str) -> str:
+    """The form in which addresses are compared: EVM without case, Monero to the letter."""
+    return address.lower() if address[:2] in ("0x", "0X") else address
+
+
+@lru_cache(maxsize=256)
+def _set_of(destinations: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(map(_compared, destinations))
 
 
 def worth(direction: Direction, deposit: int, rate: int) -> int:

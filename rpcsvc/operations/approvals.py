@@ -49,35 +49,30 @@ class Unapproved(Exception):
         self.units = units
 
 
-async def holding(
-    service: Service, known: KnownClient, request: OrderRequest, claim: Claim | None
-) -> Approval | None:
-    """The approval that holds for the order, whatever was decided. Raises Forbidden if denied."""
-    now, key = service.clock.now_ms(), "" if claim is None else claim.key
-    found = await service.approvals.holding(known.name, _digest(request), key, now)
-    if found is not None and found.state is ApprovalState.DENIED:
-        raise Forbidden(
-            f"The operator has denied this order ({found.approval_id}). Do not send it again before"
-            f" {iso8601(found.expires_at)}; ask the user or the operator.",
-            details={"approval": _view(found)},
-        )
-    return found
-
-
-async def asked(
+async def approved(
     service: Service, request: OrderRequest, claim: Claim | None, wanted: Unapproved
-) -> ApprovalRequired:
-    """Ask for an approval, unless that is done; return the error that says so.
+) -> Approval:
+    """The grant for the order. Raises ApprovalRequired after asking for one, unless that is done.
 
-    Raises RateLimited where too many of the client wait, and StaleWrite where another process was
-    faster.
+    Raises Forbidden for an order that was denied, RateLimited where too many of the client wait,
+    and StaleWrite where another process was faster.
     """
-    known, before, now = request.known, request.approval, service.clock.now_ms()
+    known, now = request.known, service.clock.now_ms()
     if known is None:
         raise TypeError("only orders of clients wait for an approval")
-    is_waiting = before is not None and before.state is ApprovalState.PENDING
-    if before is not None and is_waiting and before.covers(*_amounts(wanted.quote)):
-        return _required(known, before)
+    key, terms = "" if claim is None else claim.key, _digest(request)
+    deposit, output = _amounts(wanted.quote)
+    before = await service.approvals.holding(known.name, terms, key, now)
+    if before is not None and before.state is ApprovalState.DENIED:
+        raise Forbidden(
+            f"The operator has denied this order ({before.approval_id}). Do not send it again"
+            f" before {iso8601(before.expires_at)}; ask the user or the operator.",
+            details={"approval": _view(before)},
+        )
+    if before is not None and before.covers(deposit, output):
+        if before.state is ApprovalState.GRANTED:
+            return before
+        raise _required(known, before)
     if await service.approvals.pending(now, known.name) >= MOST_PENDING:
         raise RateLimited(
             f"{MOST_PENDING} orders of the client {known.name} wait for an approval, the most at"
@@ -85,12 +80,11 @@ async def asked(
             details={"reason": "approvals"},
             retry_after=60,
         )
-    deposit, output = _amounts(wanted.quote)
     approval = Approval(
         approval_id=ids.approval_id(service.random),
         client=known.name,
-        key="" if claim is None else claim.key,
-        terms=_digest(request),
+        key=key,
+        terms=terms,
         state=ApprovalState.PENDING,
         requested_at=now,
         expires_at=now + LIFETIME_MS,
@@ -103,7 +97,7 @@ async def asked(
     except StoreConflict:
         raise StaleWrite from None
     log.warning("approval_requested", approval_id=approval.approval_id, client=known.name)
-    return _required(known, approval)
+    raise _required(known, approval)
 
 
 def _digest(request: OrderRequest) -> str:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from rpcsvc.clock import day_of, iso8601, ms_to_next_day
 from rpcsvc.domain.clients import (
     DEFAULT,
-    ApprovalState,
     Clients,
     Credential,
     ExceededLimit,
@@ -28,10 +27,9 @@ from rpcsvc.domain.money import USDC, format_units
 from rpcsvc.domain.order import PERPS, Order
 from rpcsvc.errors import DestinationNotAllowed, Forbidden, SettingsError, SpendLimit
 from rpcsvc.operations.admin import admin_row
-from rpcsvc.operations.approvals import Unapproved, holding
+from rpcsvc.operations.approvals import Unapproved
 from rpcsvc.operations.params import NoParams
 from rpcsvc.operations.service import Call, Cli, Flat, Operation, Service
-from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import OrderRequest, VenueQuote
 from rpcsvc.strict_json import Json
 
@@ -57,9 +55,7 @@ async def require_worth(service: Service, known: KnownClient | None, quote: Venu
         _within(known, await _used(service, known), service.clock.now_ms(), quote)
 
 
-async def within_limits(
-    service: Service, request: OrderRequest, claim: Claim | None
-) -> OrderRequest:
+async def within_limits(service: Service, request: OrderRequest) -> OrderRequest:
     """The request of a new order, which accepts no quote above the limits of its client.
 
     A retry of a key that has its answer does not come here. Raises DestinationNotAllowed, and
@@ -79,8 +75,6 @@ async def within_limits(
             " max_order_usd and max_day_usd."
         )
     used, now = await _used(service, known), service.clock.now_ms()
-    if known.approve_above is not None:
-        request = replace(request, approval=await holding(service, known, request, claim))
     return replace(request, accept=partial(_accept, request, known, used, now))
 
 
@@ -93,11 +87,7 @@ def _accept(
     units = _within(known, used, now, quote)
     if known.needs_approval(units):
         approval = request.approval
-        is_granted = approval is not None and approval.state is ApprovalState.GRANTED
-        covers = approval is not None and approval.covers(
-            quote.deposit.units, quote.expected_output
-        )
-        if not (is_granted and covers):
+        if approval is None or not approval.covers(quote.deposit.units, quote.expected_output):
             raise Unapproved(quote, units)
 
 

@@ -32,7 +32,7 @@ from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.domain.refunds import plan_refunds
 from rpcsvc.domain.twap import is_filling
 from rpcsvc.domain.webhooks import Webhook
-from rpcsvc.operations.approvals import Unapproved, asked
+from rpcsvc.operations.approvals import Unapproved, approved
 from rpcsvc.operations.clients import within_limits
 from rpcsvc.operations.dispatch import head
 from rpcsvc.operations.models import StatusResult
@@ -41,6 +41,7 @@ from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.idempotency import Claim, retried
 from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, VenueQuote
 from rpcsvc.store.changes import StatusView, StoredResponse
+from rpcsvc.store.database import StaleWrite
 
 
 class PlacedOrder(Struct, frozen=True):
@@ -80,16 +81,30 @@ async def _make(
     claim: Claim | None,
     write: Callable[[PlacedOrder], bytes],
 ) -> bytes:
-    request = await within_limits(service, request, claim)
     webhook = request.webhook
     if webhook is not None:
         client = request.client.customer.stored(service.client_secret)
         webhook = replace(webhook, client=client)
     try:
-        async with service.venue.opening(request, claim) as opened:
-            return await _commit(service, opened, claim, write, webhook)
+        return await _open(service, request, claim, write, webhook)
     except Unapproved as wanted:
-        raise await asked(service, request, claim, wanted) from None
+        approval = await approved(service, request, claim, wanted)
+    try:
+        return await _open(service, replace(request, approval=approval), claim, write, webhook)
+    except Unapproved:  # the rate has moved meanwhile
+        raise StaleWrite from None
+
+
+async def _open(
+    service: Service,
+    request: OrderRequest,
+    claim: Claim | None,
+    write: Callable[[PlacedOrder], bytes],
+    webhook: Webhook | None,
+) -> bytes:
+    limited = await within_limits(service, request)
+    async with service.venue.opening(limited, claim) as opened:
+        return await _commit(service, opened, claim, write, webhook)
 
 
 async def _commit(

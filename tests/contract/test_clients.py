@@ -526,3 +526,14 @@ async def test_sidecar_takes_no_spread_of_its_own(tmp_path: Path) -> None:
             environ={"RPCSVC_ENGINE": "upstream"},
             flags={"clients": {"desk": client(DESK, spread_bps=1)}},
         )
+
+
+async def test_task_without_the_scope_to_read_says_which(tmp_path: Path) -> None:
+    async with serving(tmp_path, ENVIRON, clients={"desk": client(DESK, "order")}) as served:
+        made = await order(served, "mcp")
+        tasks = {"_meta": mcp.meta(extensions={"io.modelcontextprotocol/tasks": {}})}
+        answer = await mcp.stateless(
+            served, "tasks/get", {"taskId": made, **tasks}, x_agent_rpc_token=DESK, mcp_name=made
+        )
+        assert answer.body["error"]["code"] == -32602
+        assert "scope read" in answer.body["error"]["message"]

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.cli.main import build_parser
+from rpcsvc.domain.clients import Credential, KnownClient
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call
@@ -43,6 +45,33 @@ async def test_a_new_key_comes_with_its_hash(tmp_path: Path, cli: Cli) -> None:
     assert len(made["key"]) == 48
     assert hashlib.sha256(made["key"].encode()).hexdigest() == made["hash"]
     assert await cli.json("integrators", "new-key") != made
+
+
+async def test_new_token_comes_with_the_hash_to_configure(cli: Cli) -> None:
+    made = await cli.json("clients", "new-token")
+    assert len(made["token"]) == 48
+    assert hashlib.sha256(made["token"].encode()).hexdigest() == made["sha256"]
+
+
+async def test_clients_list_has_use_and_rest_of_the_day(tmp_path: Path, cli: Cli) -> None:
+    known = KnownClient("desk", max_day=300 * 10**6, approve_above=140 * 10**6)
+    async with served(tmp_path) as box:
+        service = box.up.service
+        service.clients.replace([Credential(b"1" * 32, known)])
+        row = next(row for row in service.operations if row.name == "swap.create")
+        call = Call("test", client=known.client, known=known, idempotency_key="k" * 20)
+        swap = {"direction": "x2u", "chain": "arbitrum", "to": EVM}
+        await box.up.dispatcher.run(row, {**swap, "amount": "0.8"}, call)
+        (desk,) = (await cli.json("clients", "list"))["clients"]
+        used = {name: desk[name] for name in ("client", "usedTodayUsd", "leftTodayUsd")}
+        assert used == {"client": "desk", "usedTodayUsd": "132", "leftTodayUsd": "168"}
+        asking = replace(call, idempotency_key="l" * 20)
+        await box.up.dispatcher.run(row, {**swap, "amount": "0.9"}, asking)
+        (waiting,) = (await cli.json("approvals", "list"))["approvals"]
+        granted = await cli.json("approvals", "grant", waiting["id"], "--by", "Ada")
+        assert granted["decided"]["decidedBy"] == "Ada"
+        assert await cli.ask("approvals", "deny", waiting["id"], "--by", "Ada") == 2
+        assert "waits for a decision" in cli.err
 
 
 async def test_the_report_counts_settled_payouts_only(tmp_path: Path, cli: Cli) -> None:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from rpcsvc.errors import (
+    Forbidden,
     InputError,
     InputErrors,
     InternalError,
@@ -171,6 +172,8 @@ class OrderTasks:
             return found
         if isinstance(found.error, (InputError, InputErrors, OrderNotFound)):
             raise InvalidParams("There is no such task. A taskId is the orderId of its order.")
+        if isinstance(found.error, Forbidden):
+            raise InvalidParams(found.error.message)
         raise InternalError(caller.request_id)
 
     async def _task(self, caller: Caller, hint: str | None, params: Json) -> OrderTask | Reply:

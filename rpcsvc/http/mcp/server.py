@@ -321,7 +321,12 @@ class McpHttp:
         except InvalidParams:
             raise
         except ServiceError as error:
-            call = Call(caller.request_id_for(hint), caller.namespace, transport=TRANSPORT)
+            call = Call(
+                caller.request_id_for(hint),
+                caller.namespace,
+                known=caller.known,
+                transport=TRANSPORT,
+            )
             caller.headers.update(error_headers(error))
             return _result(self._dispatcher.refuse(operation.name, error, call, arguments))
         reply = await carry_out(
