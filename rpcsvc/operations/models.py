@@ -606,6 +606,8 @@ class PaymentResponse(View, frozen=True):
 class FundingResult(Result, frozen=True):
     """An order after a signed payment."""
 
+    lean = ("order", "payment_response")
+
     order: OrderView
     payment_response: Annotated[
         PaymentResponse | None,

@@ -58,7 +58,7 @@ TOOLS = {"plan": "plan_swap", "quote": "get_quote", "create": "create_swap"}
 async def over_mcp(served: Served, name: str, params: Json) -> Json:
     if name == "create":
         params = {"sessionId": "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c91", **params}
-    result = await mcp_call(served, TOOLS[name], params)
+    result = await mcp_call(served, TOOLS[name], {"detail": "full", **params})
     return dict(json.loads(result["content"][0]["text"]))
 
 
