@@ -209,7 +209,7 @@ def _examples(site: Site, operation: Operation) -> list[Json]:
 def _good_example(site: Site, operation: Operation) -> str:
     """The place where an operation's answer is shown: the OpenAPI document, or the call itself."""
     path = f"{API_ROOT}{operation.path}"
-    if operation.method == "GET" and operation.params.may_be_empty():
+    if operation.method == "GET" and operation.params.asks_nothing():
         return site.absolute(path)
     call = f"{path.replace('/', '~1')}/{operation.method.lower()}"
     content = "responses/200/content/application~1json/example"

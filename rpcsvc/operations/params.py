@@ -168,9 +168,9 @@ class Params(BaseModel):
         return []
 
     @classmethod
-    def may_be_empty(cls) -> bool:
-        """Return whether a call may leave all of them out."""
-        return not any(info.is_required() for info in cls.model_fields.values())
+    def asks_nothing(cls) -> bool:
+        """Return whether all calls get the same answer, in one detail or another."""
+        return cls.model_fields.keys() <= {DETAIL}
 
     @classmethod
     def input_schema(cls, networks: Networks) -> Json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from mpp.methods.evm.assets import EvmAsset
 from mpp.runtime import CredentialParams
 
 from tests.contract.paying import PAYER, debits, finished, fund, new_order, offered
-from tests.contract.serving import TOKEN, Served
+from tests.contract.serving import TOKEN, Served, serving
 
 Json = dict[str, Any]
 HEADER = "Payment-Authorization"
@@ -89,12 +90,14 @@ async def test_credential_that_is_repeated_is_one_debit(served: Served) -> None:
     assert len(debits(served)) == 1
 
 
-async def test_payment_goes_beside_a_token(served: Served) -> None:
-    order_id = await new_order(served)
-    text = (await credential(served, order_id)).to_authorization()
-    headers = {HEADER: text, "authorization": f"Bearer {TOKEN}"}
-    async with httpx.AsyncClient() as client:
-        assert (await client.post(url_of(served, order_id), headers=headers)).status_code == 200
+async def test_payment_goes_beside_a_token(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
+        order_id = await new_order(served)
+        text = (await credential(served, order_id)).to_authorization()
+        headers = {HEADER: text, "authorization": f"Bearer {TOKEN}"}
+        async with httpx.AsyncClient() as client:
+            paid = await client.post(url_of(served, order_id), headers=headers)
+    assert paid.status_code == 200
 
 
 async def test_credential_of_another_order_is_refused(served: Served) -> None:

@@ -473,7 +473,7 @@ def _goods(site: Site, surface: Surface, operation: Operation) -> Json:
     headers = {replayed: header_ref(replayed)} if operation.idempotent else {}
     good = response("The answer.", surface.answer(operation), headers)
     content, recorded = good["content"][JSON], schemas.shown(operation)
-    if operation.method == "GET" and operation.params.may_be_empty():
+    if operation.method == "GET" and operation.params.asks_nothing():
         content["examples"] = live_example(site, surface.root + operation.path)
     elif recorded is not None:
         content["example"] = _abridged(recorded.answer)
