@@ -76,10 +76,10 @@ class DatabaseServer:
         # Called when a deposit counts from now on, with its network, transaction and order.
         self.counted: Callable[[str, str, str], None] = lambda _network, _txid, _order_id: None
         self.connection.create_function("counted", 3, self._call_counted)
-        for change in ("INSERT", "UPDATE OF state"):
+        for change, when in (("INSERT", ""), ("UPDATE", " AND OLD.state <> 'confirmed'")):
             self.connection.execute(
-                f"CREATE TEMP TRIGGER deposits_counted_{change[:6]} AFTER {change} ON main.deposits"
-                " WHEN NEW.state = 'confirmed'"
+                f"CREATE TEMP TRIGGER deposits_counted_{change} AFTER {change} ON main.deposits"
+                f" WHEN NEW.state = 'confirmed'{when}"
                 " BEGIN SELECT counted(NEW.network, NEW.txid, NEW.order_id); END"
             )
         # Called when a payment is called settled, or failed, with its table and id.
