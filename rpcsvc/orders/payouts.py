@@ -147,8 +147,8 @@ class Payouts:
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS) as limit:
                 companions = await self._companions(transfer)
-                record = partial(self._record, limit, companions)
-                await self._engine.prepare(transfer, companions, record)
+                record = partial(self._record, limit)
+                self._pass_over(await self._engine.prepare(transfer, companions, record))
         except TransferRejected as refused:
             event = TransferFailed(transfer.transfer_id, str(refused))
             await self._processor.apply(order.order_id, event, done=(effect,))
@@ -169,7 +169,6 @@ class Payouts:
     async def _record(
         self,
         limit: asyncio.Timeout,
-        companions: Sequence[Transfer],
         signed: Sequence[PreparedTransfer],
         commit: Commit | None = None,
     ) -> None:
@@ -187,7 +186,6 @@ class Payouts:
 
         limit.reschedule(None)  # a running commit is waited for, however long it takes
         await self._processor.record(signed, commit, require_payable)
-        self._pass_over([each for each in companions if each.transfer_id not in names])
 
     def _pass_over(self, transfers: Sequence[Transfer]) -> None:
         """Have the transfers be nobody's companions for a while: each goes on in its own turn."""

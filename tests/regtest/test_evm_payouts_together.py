@@ -135,6 +135,26 @@ async def test_batch_that_the_node_cuts_short_is_finished(due: DuePayouts) -> No
     assert await nonces(due) == list(range(20))
 
 
+async def test_node_that_limits_calls_gets_all_payouts(due: DuePayouts) -> None:
+    """As a provider that counts each call of a batch, and allows 25 at once."""
+    error = {"code": 429, "message": "Too Many Requests"}
+
+    async def limited(body: bytes) -> bytes | None:
+        asked = json.loads(body)
+        if not isinstance(asked, list) or len(asked) <= 25:
+            return None
+        answers = [{"jsonrpc": "2.0", "id": call["id"], "error": error} for call in asked]
+        return json.dumps(answers).encode()
+
+    due.proxy.stand_in = limited
+    await due.due(40)
+    await due.hand_over(40)
+    due.proxy.stand_in = None
+    await due.settle()
+    assert await due.paid() == due.owed
+    assert await nonces(due) == list(range(40))
+
+
 async def test_node_without_batches_gets_all_payouts(due: DuePayouts) -> None:
     refusal = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "no batches"}}
 

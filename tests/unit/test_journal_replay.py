@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry
 from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
-from rpcsvc.store.database import StoreConflict
+from rpcsvc.store.database import StaleWrite, StoreConflict
 from rpcsvc.store.withdrawals import WithdrawalStore
 from tests.rows import statement
 from tests.unit.journaled import (
@@ -239,6 +239,24 @@ async def test_line_of_several_payments_is_no_sign_of_a_restore(tmp_path: Path) 
     assert is_restored(both, own)
     assert last_signed(first) == first[-1]
     assert len(entries_of(first[-1])) == 2
+
+
+async def test_payments_recorded_again_after_a_refusal_show_a_restore(tmp_path: Path) -> None:
+    """An order had changed at the first commit. The next one had the same bytes, and more came."""
+    async with opened(tmp_path) as books:
+        own = books.journal.mark
+        _, payments = await together(books)
+        nothing = replace(statement("DELETE FROM monero_wallet WHERE id = 7"), finds=True)
+        with pytest.raises(StaleWrite):
+            await books.evm.add_payouts(payments, [nothing])
+        refused = read_place(tmp_path / FOLDER).lines
+        await books.evm.add_payouts(payments, [])
+        again = read_place(tmp_path / FOLDER).lines
+        await books.evm.add_payment(evm_payment("ord_2/payout/1", 7, "0x07", 6))
+        later = read_place(tmp_path / FOLDER).lines
+    assert not is_restored(refused, own)
+    assert not is_restored(again, own)
+    assert is_restored(later, own)
 
 
 async def test_sweeps_come_back_as_they_ended(tmp_path: Path) -> None:

@@ -251,11 +251,14 @@ async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) 
     rig = Rig(tmp_path, signed=SignedBooks(sent=994))
     under_way, go_on = asyncio.Event(), asyncio.Event()
 
-    async def prepare(item: Transfer, _companions: Sequence[Transfer], record: Record) -> None:
+    async def prepare(
+        item: Transfer, _companions: Sequence[Transfer], record: Record
+    ) -> list[Transfer]:
         if not under_way.is_set():
             under_way.set()
             await go_on.wait()
         await record([PreparedTransfer(item.transfer_id, "raw", (item.transfer_id,))], None)
+        return []
 
     rig.usdc.prepare, record = prepare, Recorder()
     first = asyncio.create_task(rig.engine.prepare(transfer(), [], record))
@@ -266,6 +269,14 @@ async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) 
     await first
     await rig.engine.prepare(transfer(), [], record)
     assert [item.txid for item in record.signed] == ["t", "t"]
+
+
+async def test_transfers_of_a_network_without_a_node_are_tried(tmp_path: Path) -> None:
+    """The schedule asks before each transfer: a failure there would hold up all others."""
+    rig = Rig(tmp_path)
+    assert rig.engine.carried_at_once("nowhere") == 1
+    with pytest.raises(Unavailable, match="No node serves nowhere"):
+        await rig.engine.prepare(replace(transfer(), network="nowhere"), [], Recorder())
 
 
 async def test_prepare_reports_a_payment_restored_from_the_journal(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from msgspec.structs import replace
 
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.evm.node import Conditions
 from rpcsvc.settlement.onchain.evm.presence import EvmPresence
 from rpcsvc.settlement.onchain.evm.records import (
@@ -75,3 +77,38 @@ async def test_settled_sweep_mined_again_in_vain_is_not_replaced(
         clock.now += 60_000
     assert offered.await_count == offers
     assert len(board.present()) == offers
+
+
+async def test_payment_mined_while_another_has_the_writer_is_not_replaced() -> None:
+    """It was late when it was looked up; then a batch was signed, which takes seconds."""
+    waits = replace(SETTLED, state=EvmPaymentState.PUBLISHED, inclusion=None)
+    state, writer = {"payment": waits}, asyncio.Lock()
+
+    async def payment(_: str) -> EvmPayment:
+        return state["payment"]
+
+    async def verdict(_payment: EvmPayment, _top: object = None) -> Verdict:
+        state["payment"] = replace(waits, inclusion=SETTLED.inclusion)
+        return Verdict(Outcome.PENDING, "1 of 2 confirmations")
+
+    client = SimpleNamespace(
+        nonce=AsyncMock(return_value=5), transaction=AsyncMock(return_value=object())
+    )
+    connection: Any = SimpleNamespace(network=NETWORK, client=client)
+    gas = SimpleNamespace(
+        is_too_low=AsyncMock(return_value=False), raised_price=AsyncMock(return_value=None)
+    )
+    offered = AsyncMock(return_value=[SimpleNamespace(is_taken=True, more_may_help=False)])
+    payments: Any = SimpleNamespace(
+        gas=gas, board=Conditions("arbitrum"), writer=writer, payment=payment, verdict=verdict,
+        hand_over=offered, paid_out_attempt=AsyncMock(return_value=None),
+    )  # fmt: skip
+    clock = ManualClock()
+    clock.now = NETWORK.bump_after_ms
+    upkeep = EvmUpkeep(connection, payments, AsyncMock(), clock)
+    async with writer:
+        follow = asyncio.create_task(upkeep._follow("sweep_1", Verdict(Outcome.PENDING)))
+        await asyncio.sleep(0)
+    await follow
+    assert gas.raised_price.await_count == 0
+    assert offered.await_count == 0

@@ -60,8 +60,9 @@ class Signing(FakeAdapter):
         super().__init__(asset, network, Verdict(Outcome.PENDING))
         self.signed = signed
 
-    async def prepare(self, item: Transfer, _companions: Any, _record: Any) -> None:
+    async def prepare(self, item: Transfer, _companions: Any, _record: Any) -> list[Transfer]:
         self.signed.append(item.network)
+        return []
 
     async def maintain(self) -> None:
         pass

@@ -48,11 +48,13 @@ class FakeWallets:
     """Signs for a transfer and its companions. ``meanwhile`` is called during signing.
 
     ``apart``: each in a transaction of its own. ``refused``: companions that are not signed.
+    ``single``: those whose transaction takes no companions.
     """
 
     most: int = 15
     apart: bool = False
     refused: set[str] = field(default_factory=set)
+    single: set[str] = field(default_factory=set)
     asked: list[list[str]] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
     meanwhile: Any = None
@@ -72,17 +74,19 @@ class FakeWallets:
 
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
-    ) -> None:
+    ) -> list[Transfer]:
         ids = [transfer.transfer_id, *(item.transfer_id for item in companions)]
         self.asked.append(ids)
         if self.meanwhile is not None:
             await self.meanwhile()
         ids = [name for name in ids if name not in self.refused]
+        ids = ids[:1] if transfer.transfer_id in self.single else ids
         if self.apart:
             made = [PreparedTransfer(f"tx of {name}", f"raw of {name}", (name,)) for name in ids]
         else:
             made = [PreparedTransfer(f"{len(self.asked):064x}", "bytes", tuple(ids))]
         await record(made, None)
+        return [item for item in companions if item.transfer_id in self.refused]
 
     async def look_up(self, _transfer: Transfer) -> Verdict:
         return Verdict(Outcome.ABSENT)
@@ -192,6 +196,17 @@ async def test_companion_that_is_not_signed_takes_no_place(
     driver.clock.now += 60_001
     await driver.pay(fifth)
     assert driver.fake.asked[2:] == [[fifth, second]]
+
+
+async def test_companions_that_were_not_tried_still_go_out_together(
+    driver: PayoutDriver,
+) -> None:
+    """As after a payout to an integrated address, which shares its transaction with nobody."""
+    first, second, third = [await driver.due(name) for name in "abc"]
+    driver.fake.single = {first}
+    await driver.pay(first)
+    await driver.pay(second)
+    assert driver.fake.asked[1:] == [[second, third]]
 
 
 async def test_companions_of_a_failed_batch_go_on_in_their_own_turns(

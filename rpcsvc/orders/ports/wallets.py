@@ -253,12 +253,13 @@ class Wallets(OrderingWallets, Protocol):
 
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
-    ) -> None:
+    ) -> Sequence[Transfer]:
         """Sign without publishing, and ``record`` it. ``companions`` are due on the transfer's
         network and may be signed with it, in one transaction or each in its own.
 
-        Raises TransferRejected; after any other failure nothing is on record, and it may be
-        retried.
+        Return the companions that could not be signed now, and would take the places of others if
+        they were tried again at once. Raises TransferRejected; after any other failure nothing is
+        on record, and it may be retried.
         """
         ...
 

@@ -49,10 +49,9 @@ class Payments(Protocol):
 
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
-    ) -> None:
+    ) -> Sequence[Transfer]:
         """Sign and ``record`` without publishing, with those of ``companions`` that can be signed
-        now. Raises TransferRejected for the transfer; after any other failure nothing is on record,
-        and it may be retried.
+        now. Return, and raise, as orders/ports/wallets.Wallets does.
         """
         ...
 

@@ -437,17 +437,19 @@ class OnchainEngine(Wallets):
 
     @override
     def carried_at_once(self, network: str) -> int:
-        return self._of(network).carried_at_once
+        # Also for one that no node serves: its transfers are tried, and wait, as others do.
+        found = self._networks.get(network)
+        return 1 if found is None else found.carried_at_once
 
     @override
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
-    ) -> None:
+    ) -> Sequence[Transfer]:
         network = self._of(transfer.network)
         if (known := await network.payments.recorded(transfer)) is not None:
             # The payment journal brought it back before its order planned it: it is out already.
             await record([known], None)
-            return
+            return []
         await self._guard.look()
         self._guard.require_open()
         if self._journal is not None:
@@ -458,7 +460,8 @@ class OnchainEngine(Wallets):
             # Another caller's startup reconciliation may have paused payouts meanwhile, and leaves
             # this one nothing to find.
             self._guard.require_open()
-            await network.payments.prepare(transfer, passed, record)
+            left = await network.payments.prepare(transfer, passed, record)
+        return [*left, *(each for each in companions if each not in passed)]
 
     @override
     async def publish(self, transfer: Transfer) -> Verdict:

@@ -128,11 +128,14 @@ def is_restored(lines: Sequence[Line], own: Mark | None) -> bool:
     that moment, it finds two lines of the same payments.
     """
     read = [(line, entry) for line in lines for entry in entries_of(line)]
-    void = [entry for _, entry in read if isinstance(entry, VoidEntry)]
+    void: set[VoidEntry] = set()
     first: dict[Entry, Line] = {}
-    for line, entry in read:
-        if _is_signed(line) and void_of(entry) not in void:
-            first.setdefault(entry, line)
+    # The last line first, as ``latest`` has it: only what was signed before a void one is void.
+    for line, entry in reversed(read):
+        if isinstance(entry, VoidEntry):
+            void.add(entry)
+        elif _is_signed(line) and void_of(entry) not in void:
+            first[entry] = line
     signed = {line.at.line: line for line in first.values()}
     is_other = any(own is None or line.lease != own.lease for line in signed.values())
     return len(signed) > 1 or is_other

@@ -316,7 +316,7 @@ class SandboxEngine(Wallets, RateSource):
         transfer: Transfer,
         companions: Sequence[Transfer],
         record: Record,
-    ) -> None:
+    ) -> Sequence[Transfer]:
         # A nonce makes each signature another transaction, as on a chain.
         self.require_ready()
         if await self._available(transfer.network) < transfer.units + transfer.fee:
@@ -333,6 +333,7 @@ class SandboxEngine(Wallets, RateSource):
         raw = json.dumps(body, separators=(",", ":")).encode()
         txid = hashlib.sha256(raw).hexdigest()
         await record([PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,))], None)
+        return []
 
     @override
     async def publish(self, transfer: Transfer) -> Verdict:

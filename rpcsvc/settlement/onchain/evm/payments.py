@@ -36,7 +36,7 @@ from rpcsvc.orders.ports.wallets import (
     Verdict,
 )
 from rpcsvc.settlement.onchain.adapter import Payments
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
+from rpcsvc.settlement.onchain.daemon_rpc import MOST_CALLS, NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm.gas import CallCost, EvmGas, GasPrice, PricedCall
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
@@ -287,6 +287,8 @@ class EvmPayments(Payments):
         self.writer = asyncio.Lock()
         self._presence = EvmPresence(connection, self.board)
         self._payouts_waiting = 0
+        # How many companions the node may be asked about: fewer once that were too many calls.
+        self._room = MOST_CALLS
         # Held from reading a payment to recording how far it is: look-ups run beside the writer.
         self._recording = asyncio.Lock()
 
@@ -308,16 +310,37 @@ class EvmPayments(Payments):
         transfer: Transfer,
         companions: Sequence[Transfer],
         record: Record,
-    ) -> None:
+    ) -> Sequence[Transfer]:
         with self._connection.watched():
             async with self._payout_slot():
                 await self._require_earlier_out()
-                payments = await self._sign(*await self._checked(transfer, companions))
+                tried = companions[: self._room]
+                payments = await self._sign_together(transfer, tried)
 
                 async def commit(rows: Rows) -> None:
                     await self._ledger.add_payouts(payments, rows)
 
                 await record([payment.prepared for payment in payments], commit)
+        signed = {payment.payment_id for payment in payments}
+        return [each for each in tried if each.transfer_id not in signed]
+
+    async def _sign_together(
+        self, transfer: Transfer, companions: Sequence[Transfer]
+    ) -> list[EvmPayment]:
+        """Sign a transfer, and those of its companions that can be paid as well.
+
+        A node that fails may have been asked too much at once: fewer go along the next time, and
+        more again after each success.
+        """
+        try:
+            payments = await self._sign(*await self._checked(transfer, companions))
+        except NodeError:
+            raise  # about one call
+        except RpcFailure:
+            self._room = len(companions) // 2
+            raise
+        self._room = min(2 * self._room + 1, MOST_CALLS)
+        return payments
 
     @asynccontextmanager
     async def _payout_slot(self) -> AsyncIterator[None]:

@@ -153,7 +153,11 @@ class EvmUpkeep:
             self._forget(payment_id)
         elif self._is_late(payment):
             async with self._payments.writer:
-                await self._hurry(payment, verdict, was_lost)
+                # Another may have had the writer for long: it may have been mined meanwhile.
+                verdict = await self._payments.verdict(await self._payments.payment(payment_id))
+                payment = await self._payments.payment(payment_id)
+                if _is_waiting(payment):
+                    await self._hurry(payment, verdict, was_lost)
 
     async def _hurry(self, payment: EvmPayment, verdict: Verdict, was_lost: bool) -> None:
         """Replace a payment that has waited too long to be mined, or hand it over again.

@@ -169,7 +169,7 @@ class MoneroPayments(Payments):
     @override
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
-    ) -> None:
+    ) -> Sequence[Transfer]:
         with self._connection.watched():
             await self._connection.ready()
             self.fees.require_affordable(1 + len(companions))
@@ -186,6 +186,8 @@ class MoneroPayments(Payments):
 
                 paid = tuple(item.transfer_id for item in payment.payees)
                 await record([PreparedTransfer(payment.txid, payment.raw, paid)], commit)
+        # The next transaction may pay all others: each locks an output, so there is to be one.
+        return []
 
     async def prepare_upkeep(self, order: MoneroPaymentOrder) -> MoneroPayment:
         """Sign and commit a payment of the wallet to itself. Raises Unavailable as prepare does."""
