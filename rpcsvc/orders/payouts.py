@@ -231,7 +231,7 @@ class Payouts:
         Those that waited for something else lately take no place from others: they go on alone.
         """
         most, now = self._engine.signed_together(transfer.network), self._clock.now_ms()
-        if most == 1 or transfer.transfer_id in self._alone:
+        if most == 1 or transfer.transfer_id in self._alone or self._engine.is_paused():
             return []
         self._passed_over = {
             name: until

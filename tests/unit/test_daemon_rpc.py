@@ -459,6 +459,32 @@ async def test_node_that_asks_for_fewer_calls_rests(error: dict[str, object] | N
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("refused", [0, 1])
+async def test_refusal_within_a_batch_lengthens_the_rest(
+    refused: int,
+) -> None:
+    """Whatever the node answers besides, and in whichever order."""
+    now = 0
+    error = {"error": {"code": 429, "message": "slow down"}}
+
+    async def handler(request: web.Request) -> web.Response:
+        calls = await request.json()
+        given = [{"id": call["id"], "result": 1} for call in calls]
+        given[refused] = {"id": calls[refused]["id"], **error}
+        return web.json_response(given)
+
+    rests = []
+    async with served(handler) as rpc:
+        rpc._limit = CallLimit(lambda: now)
+        for _ in range(3):
+            with pytest.raises(TooManyCalls):
+                await rpc.read_all([("a", []), ("b", [])])
+            assert rpc._limit._until is not None
+            rests.append(rpc._limit._until - now)
+            now = rpc._limit._until
+    assert rests == [1_000, 2_000, 4_000]
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -53,6 +53,9 @@ class FakeWallets:
     async def confirmations(self, _key: DepositKey) -> int:
         return 10
 
+    def is_paused(self) -> bool:
+        return False
+
     def signed_together(self, _network: str) -> int:
         return 1
 

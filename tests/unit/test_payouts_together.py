@@ -66,6 +66,9 @@ class FakeWallets:
             raise Unavailable("no node serves it")
         return 0 if key.txid in self.not_seen else 10
 
+    def is_paused(self) -> bool:
+        return False
+
     def signed_together(self, _network: str) -> int:
         return self.most
 

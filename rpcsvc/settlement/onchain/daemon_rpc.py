@@ -340,7 +340,11 @@ class DaemonRpc:
         """
         body = self._body(method, params)
         status, content = await self._post(self._rpc_path, method, body, seconds, publishes)
-        return self._result(method, body["id"], self._parse(method, status, content))
+        found = self._outcome(body, self._parse(method, status, content))
+        self._note([found])
+        if isinstance(found, RpcFailure):
+            raise found
+        return found
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -593,18 +597,33 @@ class DaemonRpc:
         if not isinstance(answers, list) or not all(isinstance(item, dict) for item in answers):
             raise BadAnswer(node, name, "the answer is not a list of JSON objects")
         if len(answers) == 1 and answers[0].get("id") is None:
-            refusal = self._outcome({"method": name, "id": None}, answers[0], NodeError)
+            refusal = self._outcome({"method": name, "id": None}, answers[0])
+            if isinstance(refusal, TooManyCalls):
+                self._note([refusal])
+                raise refusal
             raise BatchRefused(node, name, f"no batches: {refusal}")
         by_id = {item.get("id"): item for item in answers if isinstance(item.get("id"), str)}
+        found = [self._outcome(body, by_id.get(body["id"], {})) for body in bodies]
+        self._note(found)
         kept = RpcFailure if is_each else NodeError
-        return [self._outcome(body, by_id.get(body["id"], {}), kept) for body in bodies]
+        for each in found:
+            if isinstance(each, RpcFailure) and not isinstance(each, kept):
+                raise each
+        return found
 
-    def _outcome(self, body: JsonObject, answer: JsonObject, kept: type[RpcFailure]) -> Any:
-        """Return the result of one call of a batch, or its failure if it is a ``kept`` one."""
+    def _outcome(self, body: JsonObject, answer: JsonObject) -> Any:
+        """Return the result of one call, or its failure."""
         try:
             return self._result(body["method"], body["id"], answer)
-        except kept as failure:
+        except RpcFailure as failure:
             return failure
+
+    def _note(self, outcomes: Sequence[Any]) -> None:
+        """Begin a rest when the node refused one of the calls: it may have answered others."""
+        if any(isinstance(each, TooManyCalls) for each in outcomes):
+            self._limit.refused()
+        elif not all(isinstance(each, RpcFailure) for each in outcomes):
+            self._limit.answered()
 
     def _result(self, method: str, number: str, answer: JsonObject) -> Any:
         name = self.endpoint.name
@@ -613,12 +632,10 @@ class DaemonRpc:
         if isinstance(error, dict) and answer.get("id") in (number, None):
             failure = _node_error(name, method, error)
             if _is_limit(failure):
-                self._limit.refused()
                 raise TooManyCalls(name, method, failure.problem)
             raise failure
         if answer.get("id") != number or "result" not in answer:
             raise BadAnswer(name, method, "it is not the answer to this call")
-        self._limit.answered()
         return answer["result"]
 
 
