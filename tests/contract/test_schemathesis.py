@@ -32,7 +32,7 @@ STATE = ["2xx", 304, 402, 403, 404, 409]
 # These are also refused with 400 for changing limits and an order's state, which
 # schemathesis_hooks.py distinguishes from other reasons.
 MOVING = [
-    *(f"{SWAP}/{name}" for name in ("plan", "quote", "create", "execute")),
+    *(f"{SWAP}/{name}" for name in ("plan", "quote", "create", "execute", "list")),
     *(f"{BFF_ROOT}/{name}" for name in ("quote", "orders")),
     f"{SWAP}/refund-address/{{orderId}}",
     f"{SWAP}/fund/{{orderId}}",
