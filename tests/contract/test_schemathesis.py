@@ -18,10 +18,12 @@ from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, site_of
 from tests.contract.described import closed_document
 from tests.contract.good_addresses import with_formats
-from tests.contract.serving import Served, serving
+from tests.contract.serving import BACK, Served, serving
 
 ROOT = Path(__file__).parents[2]
 SEED = "20261128"
+# A payment that can't be read is answered as not safe to send (schemathesis_hooks.py).
+CHECK = f"{API_ROOT}/agent/swap/check/{{orderId}}"
 SWAP, FAULT = f"{API_ROOT}/agent/swap", f"{API_ROOT}/sandbox/fault"
 PHASES_OF_ONE = "examples,coverage,fuzzing"
 PHASES = f"{PHASES_OF_ONE},stateful"
@@ -58,12 +60,19 @@ include-path = {MOVING}
 
 [operations.checks.positive_data_acceptance]
 expected-statuses = {[*STATE, 400]}
+
+[[operations]]
+include-path = [{json.dumps(CHECK)}]
+
+[operations.checks.negative_data_rejection]
+expected-statuses = [200, "4xx"]
 """
 
 
 async def run(served: Served, folder: Path, examples: int, *selection: str) -> tuple[int, str]:
     """Schemathesis' exit status and report."""
     document = openapi_document(site_of(served.up.settings, served.up.service))
+    made = (await served.post("/agent/swap/create", BACK)).body["data"]
     described = folder / "openapi.json"
     described.write_text(json.dumps(with_formats(closed_document(document))))
     (folder / "schemathesis.toml").write_text(CONFIG)
@@ -77,6 +86,7 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "SCHEMATHESIS_HOOKS": "tests.contract.schemathesis_hooks",
+            "SCHEMATHESIS_ORDER": f"{made['order']['orderId']} {made['sessionId']}",
             "SCHEMATHESIS_TALLY": str(folder / TALLY),
         },
         stdout=asyncio.subprocess.PIPE,
