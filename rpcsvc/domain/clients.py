@@ -87,11 +87,19 @@ class Approval(Struct, frozen=True):
     decided_by: str | None = None
     order_id: str | None = None
 
+    @property
+    def least_output(self) -> int:
+        """Payout units that the order has to bring: TOLERANCE_BPS less than was shown."""
+        return -(-self.output * (BPS - TOLERANCE_BPS) // BPS)
+
+    @property
+    def most_deposit(self) -> int:
+        """Deposit units that the order may ask for: TOLERANCE_BPS more than was shown."""
+        return self.deposit * (BPS + TOLERANCE_BPS) // BPS
+
     def covers(self, deposit: int, output: int) -> bool:
         """Return whether a quote is no worse than the one shown by more than TOLERANCE_BPS."""
-        least = self.output * (BPS - TOLERANCE_BPS)
-        most = self.deposit * (BPS + TOLERANCE_BPS)
-        return output * BPS >= least and deposit * BPS <= most
+        return output >= self.least_output and deposit <= self.most_deposit
 
 
 class ApprovalUse(NamedTuple):

@@ -99,7 +99,7 @@ def site_of(settings: Settings, service: Service) -> Site:
         version=__version__,
         network=service.views.network,
         is_simulated=service.views.profile.is_simulated,
-        rpc_needs_token=bool(settings.agent_rpc_tokens),
+        rpc_needs_token=bool(settings.agent_rpc_tokens or settings.clients),
         limits=settings.limits,
         rate_limit=settings.rate_limit,
         max_swap_usd=settings.orders.max_swap_usd,

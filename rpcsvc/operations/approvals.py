@@ -67,7 +67,7 @@ async def approved(
         raise Forbidden(
             f"The operator has denied this order ({before.approval_id}). Do not send it again"
             f" before {iso8601(before.expires_at)}; ask the user or the operator.",
-            details={"approval": _view(before)},
+            details={"approval": _refused(before)},
         )
     if before is not None and before.covers(deposit, output):
         if before.state is ApprovalState.GRANTED:
@@ -93,7 +93,8 @@ async def approved(
         shown=_shown(request, wanted),
     )
     try:
-        await service.approvals.ask(approval, None if before is None else before.approval_id)
+        replaced = None if before is None else before.approval_id
+        await service.approvals.ask(approval, replaced, MOST_PENDING)
     except StoreConflict:
         raise StaleWrite from None
     log.warning("approval_requested", approval_id=approval.approval_id, client=known.name)
@@ -141,8 +142,8 @@ def _required(known: KnownClient, approval: Approval) -> ApprovalRequired:
     reason = (
         f"The order is worth {approval.shown['worthUsd']} USD, and above {limit} orders of the"
         f" client {known.name} wait for a person. A grant holds for these inputs and this key,"
-        f" while the order brings at most {TOLERANCE_BPS // 100} % less than"
-        f" {approval.shown['expectedOutput']}."
+        f" while the rate is at most {TOLERANCE_BPS // 100} % worse than"
+        f" {approval.shown['depositAmount']} for {approval.shown['expectedOutput']}."
     )
     view = {"id": approval.approval_id, "reason": reason, "expiresAt": iso8601(approval.expires_at)}
     return ApprovalRequired(
@@ -150,6 +151,15 @@ def _required(known: KnownClient, approval: Approval) -> ApprovalRequired:
         f" with the same idempotency key, before {view['expiresAt']}.",
         details={"approval": view},
     )
+
+
+def _refused(approval: Approval) -> Json:
+    """A denied approval as its client sees it: who denied it is the operator's own record."""
+    return {
+        "id": approval.approval_id,
+        "state": approval.state.value,
+        "expiresAt": iso8601(approval.expires_at),
+    }
 
 
 # --- the operator --------------------------------------------------------------------------------

@@ -29,6 +29,12 @@ _END: Final = (
 )
 # It fails where another process has asked for the same meanwhile.
 _INSERT: Final = insert("approvals", _COLUMNS)
+# It finds nothing where calls at the same moment have asked for too many.
+_WITHIN: Final = (
+    "UPDATE approvals SET state = 'pending' WHERE approval_id = :approval_id AND :most >="
+    " (SELECT count(*) FROM approvals"
+    " WHERE client = :client AND state = 'pending' AND expires_at > :requested_at)"
+)
 _DECIDE: Final = (
     "UPDATE approvals SET state = :state, decided_at = :now, decided_by = :by"
     " WHERE approval_id = :approval_id AND state = 'pending' AND expires_at > :now"
@@ -56,14 +62,22 @@ class ApprovalStore:
         )
         return None if row is None else _approval_from(row)
 
-    async def ask(self, approval: Approval, replaced: str | None) -> None:
+    async def ask(self, approval: Approval, replaced: str | None, most: int) -> None:
         """Add an approval, in place of one that no longer covers the order.
 
-        Raises StaleWrite, or StoreConflict, where another process has asked meanwhile.
+        Raises StaleWrite where more than ``most`` of the client would wait then, and StaleWrite, or
+        StoreConflict, where another process has asked meanwhile.
         """
         values = _values(approval)
         end = {**values, "replaced": replaced}
-        await self._db.write([Statement(_END, end), Statement(_INSERT, values)])
+        within = {**values, "most": most}
+        await self._db.write(
+            [
+                Statement(_END, end),
+                Statement(_INSERT, values),
+                Statement(_WITHIN, within, finds=True),
+            ]
+        )
 
     async def decide(self, approval_id: str, state: ApprovalState, by: str, now: int) -> bool:
         """Record a person's decision; False where nothing waits for one under that id."""
@@ -88,6 +102,12 @@ class ApprovalStore:
         """How many approvals of a client wait for a person."""
         rows = await self._db.fetch(_PENDING, now=now, client=client)
         return int(rows[0]["number"])
+
+
+async def approval_of(database: Tables, order_id: str) -> Approval | None:
+    """The approval that an order has used up."""
+    row = await database.fetch_one(f"{_SELECT} WHERE order_id = :order_id", order_id=order_id)
+    return None if row is None else _approval_from(row)
 
 
 def use_statements(use: ApprovalUse | None) -> list[Statement]:

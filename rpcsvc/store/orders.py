@@ -13,13 +13,14 @@ import orjson
 from msgspec.structs import asdict, replace
 
 from rpcsvc.clock import day_of
+from rpcsvc.domain.clients import Approval
 from rpcsvc.domain.events import AdvanceTransfer, order_of
 from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import OnDeadline, Order, OrderStatus
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.settle_times import SwapKind, kind_of
 from rpcsvc.errors import Unavailable
-from rpcsvc.store.approvals import use_statements
+from rpcsvc.store.approvals import approval_of, use_statements
 from rpcsvc.store.authorizations import IS_UNRESOLVED
 from rpcsvc.store.changes import Change, HistoryEntry, PendingEffect
 from rpcsvc.store.database import (
@@ -350,6 +351,10 @@ class OrderStore(
                 _SELECT_CLIENT_BEFORE, client=client, limit=limit, after=after
             )
         return await self._all_of(rows)
+
+    async def approval_of(self, order_id: str) -> Approval | None:
+        """The approval that an order, or the claim of one, has used up."""
+        return await approval_of(self._db, order_id)
 
     async def _all_of(self, rows: Sequence[Row]) -> list[Order]:
         found = [await self.order(row["order_id"]) for row in rows]

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from rpcsvc.domain.clients import ApprovalState
+from tests.contract import upstream_server as does
 from tests.contract.by_clients import (
     DESK,
     ENVIRON,
@@ -22,6 +24,7 @@ from tests.contract.by_clients import (
 )
 from tests.contract.checkout import fault
 from tests.contract.operator_socket import over_socket
+from tests.contract.relaying import Cutting, environ_of
 from tests.contract.serving import EVM, SWAP, Served, serving
 from tests.contract.sidecar import beside
 from tests.rows import all_rows, one_row
@@ -81,6 +84,7 @@ async def test_answer_has_the_state_and_the_approval(tmp_path: Path) -> None:
         approval = answer.body["data"]["approval"]
         assert sorted(approval) == ["expiresAt", "id", "reason"]
         assert "132 USD" in approval["reason"]
+        assert "1 % worse than 0.8 XMR for 131.29 USDC." in approval["reason"]
         assert [each["action"] for each in answer.body["nextActions"]] == ["wait_for_approval"]
 
 
@@ -145,6 +149,7 @@ async def test_denied_order_is_forbidden_and_not_asked_again(tmp_path: Path) -> 
         await decide(served, await waiting(served), "deny")
         refused = await refusal(served, "http", key=KEY)
         assert (refused.code, refused.details["approval"]["state"]) == ("forbidden", "denied")
+        assert sorted(refused.details["approval"]) == ["expiresAt", "id", "state"]
         assert states(served) == ["denied"]
 
 
@@ -180,6 +185,16 @@ async def test_client_may_have_few_orders_wait(tmp_path: Path) -> None:
         assert (await refusal(served, "http", key=KEY)).code == "rate_limited"
         assert await waiting(served, key="a-key-with-number-7")
         assert await waiting(served, token=SHOP)
+
+
+async def test_calls_at_once_ask_for_no_more(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        refused = await asyncio.gather(
+            *(refusal(served, "http", key=f"a-key-with-number-{number}") for number in range(40))
+        )
+        allowed = {"approval_required", "rate_limited", "unavailable"}
+        assert {each.code for each in refused} <= allowed
+        assert len(states(served)) == 20
 
 
 async def test_limits_hold_for_an_approved_order(tmp_path: Path) -> None:
@@ -230,3 +245,83 @@ async def test_sidecar_makes_an_approved_order_once(tmp_path: Path) -> None:
         assert await order(sidecar, "rpc", key=KEY) == made
         assert central.count("orders") == 1
         assert states(sidecar) == ["used"]
+
+
+async def test_sidecar_takes_no_worse_rate_than_approved(tmp_path: Path) -> None:
+    """The upstream's rate falls between its quote and its order."""
+    clients = {"desk": client(DESK, approve_above_usd=ABOVE)}
+    async with (
+        serving(tmp_path / "central", orders__min_received_bps=9_000) as central,
+        does.running() as server,
+    ):
+        cutting = Cutting(server, central.url)
+
+        async def fall(_server: does.UpstreamServer, request: web.Request) -> web.StreamResponse:
+            if request.path.endswith("/orders"):
+                await fault(central, "set_rate", rate="152")
+            return await cutting.handle(server, request)
+
+        server.otherwise = fall
+        environ = environ_of(server.url, "bff")
+        async with serving(tmp_path / "sidecar", environ, clients=clients) as sidecar:
+            approval = await waiting(sidecar)
+            assert await sidecar.up.service.approvals.decide(
+                approval, ApprovalState.GRANTED, "Ada", sidecar.up.service.clock.now_ms()
+            )
+            assert (await refusal(sidecar, "http", key=KEY)).code == "unavailable"
+            assert sidecar.count("orders") == 0
+            assert await waiting(sidecar) != approval
+
+
+@pytest.mark.parametrize(("rate", "is_made"), [("164", True), ("152", False)])
+async def test_lost_call_is_made_again_at_no_worse_rate_than_approved(
+    tmp_path: Path, rate: str, is_made: bool
+) -> None:
+    clients = {"desk": client(DESK, approve_above_usd=ABOVE)}
+    async with serving(tmp_path / "central") as central, does.running() as server:
+        cutting, environ = Cutting(server, central.url), environ_of(server.url, "bff")
+        async with serving(tmp_path / "sidecar", environ, clients=clients) as sidecar:
+            approval = await waiting(sidecar)
+            assert await sidecar.up.service.approvals.decide(
+                approval, ApprovalState.GRANTED, "Ada", sidecar.up.service.clock.now_ms()
+            )
+            cutting.lose_calls = True
+            assert (await refusal(sidecar, "http", key=KEY)).code == "unavailable"
+            cutting.lose_calls = False
+            await fault(central, "set_rate", rate=rate)
+            if is_made:
+                await order(sidecar, "http", key=KEY)
+            else:
+                assert (await refusal(sidecar, "http", key=KEY)).code == "unavailable"
+                assert await waiting(sidecar) != approval
+            assert sidecar.count("orders") == is_made
+
+
+async def test_claim_that_is_closed_meanwhile_lets_no_order_past_its_approval(
+    tmp_path: Path,
+) -> None:
+    """The operator closes the claim in doubt while the same call is made again."""
+    clients = {"desk": client(DESK, approve_above_usd=ABOVE)}
+    async with serving(tmp_path / "central") as central, does.running() as server:
+        cutting, doubtful = Cutting(server, central.url), ""
+        environ = environ_of(server.url, "bff")
+        async with serving(tmp_path / "sidecar", environ, clients=clients) as sidecar:
+
+            async def close(_: does.UpstreamServer, request: web.Request) -> web.StreamResponse:
+                if doubtful and request.path.endswith("/quote"):
+                    async with over_socket(sidecar) as socket:
+                        found = {"orderId": doubtful, "note": "not made"}
+                        await socket.call("admin.relays.close", found)
+                return await cutting.handle(server, request)
+
+            server.otherwise = close
+            approval = await waiting(sidecar)
+            assert await sidecar.up.service.approvals.decide(
+                approval, ApprovalState.GRANTED, "Ada", sidecar.up.service.clock.now_ms()
+            )
+            cutting.lose_calls = True
+            assert (await refusal(sidecar, "http", key=KEY)).code == "unavailable"
+            cutting.lose_calls = False
+            doubtful = one_row(sidecar.up.database, "SELECT order_id FROM relays")[0]
+            assert await waiting(sidecar) != approval
+            assert central.count("orders") == sidecar.count("orders") == 0

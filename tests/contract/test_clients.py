@@ -496,6 +496,13 @@ async def test_reload_names_what_needs_a_restart(tmp_path: Path) -> None:
         assert "clients" not in keys
 
 
+async def test_documents_say_that_rpc_needs_a_token_of_a_client(tmp_path: Path) -> None:
+    async with serving(tmp_path, {}, clients={"desk": client(DESK)}) as served:
+        assert (await served.rpc("capabilities", {})).status == 401
+        response = await served.client.get("/.well-known/agent.json")
+        assert (await response.json())["auth"]["jsonrpc"]["required"]
+
+
 # --- a sidecar -----------------------------------------------------------------------------------
 
 

@@ -152,21 +152,29 @@ class Relay:
         least: int = 0,
         most_gas: int = MAX_UNITS,
         most_deposit: int = MAX_UNITS,
+        is_repeated: bool = False,
     ) -> tuple[RelayRecord, Created]:
         """Make the order at the upstream, under our id; the caller commits it with the record.
 
         ``least``: payout units that it must bring, and ``most_gas``: USDC units of gas that it may
         bear, by the quote that was just given; a call that is made again had another one.
-        ``most_deposit``: deposit units that it may ask for, also then. Raises
+        ``most_deposit``: deposit units that it may ask for, also then. ``is_repeated``: the caller
+        has taken it for a call that is made again, and has checked no limits. Raises
         Unavailable while the outcome of an earlier call is not known, or that of this one is not,
         and of an order that nobody should pay for; StaleWrite, before anybody is asked, where the
-        bounds do not hold any more or the key's call is made elsewhere;
+        bounds do not hold any more, the key's call is made elsewhere, or its claim was closed;
         IdempotencyConflict as ``is_in_doubt`` does; and what the upstream refuses with.
         """
         record, resumed = await self._record(request, claim, fresh.order_id)
+        if is_repeated and not resumed:
+            raise StaleWrite
         # A resumed call is the same to the letter, or its key would be refused.
         request = replace(request, session_id=record.session_id)
         if resumed:
+            least, most_gas = 0, MAX_UNITS
+            approval = await self._store.approval_of(record.order_id)
+            if approval is not None:
+                least, most_deposit = approval.least_output, approval.most_deposit
             await self._store.commit(Change(relay=record))
         else:
             reserves = ReservationChange(record.order_id, {}, fresh.reservation, begins=True)
@@ -200,8 +208,6 @@ class Relay:
         made = replace(
             record, state=RelayState.CREATED, upstream_id=created.upstream_id, raw=created.raw
         )
-        if resumed:
-            least, most_gas = 0, MAX_UNITS
         flaw = _flaw(created, least, most_gas, most_deposit, self._clock.now_ms())
         if flaw is not None:
             await self._leave(made, flaw)

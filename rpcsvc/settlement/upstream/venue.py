@@ -190,9 +190,19 @@ class UpstreamVenue(Venue):
             most_deposit = min(most_deposit, mul_div_ceil(quote.deposit.units, *_MORE_DEPOSIT))
         reservation = self._reservation(request, quote, admission.client)
         bounds = self._bounds(request, quote, named.order_id)
+        if request.approval is not None and bounds.approval is not None:
+            # The upstream names the terms, and the person has approved no worse ones.
+            least = max(least, request.approval.least_output)
+            most_deposit = min(most_deposit, request.approval.most_deposit)
         fresh = Asking(named.order_id, reservation, admission, bounds)
         record, created = await self._relay.create(
-            asked, claim, fresh, least=least, most_gas=most_gas, most_deposit=most_deposit
+            asked,
+            claim,
+            fresh,
+            least=least,
+            most_gas=most_gas,
+            most_deposit=most_deposit,
+            is_repeated=is_in_doubt,
         )
         async with self._relay.recording(record):
             yield self._made(request, quote, record, created, admission.client)

@@ -445,7 +445,8 @@ CREATE TABLE approvals (
 
 CREATE UNIQUE INDEX approvals_that_hold ON approvals (client, terms, idempotency_key)
     WHERE state IN ('pending', 'granted', 'denied');
-CREATE INDEX approvals_pending ON approvals (client) WHERE state = 'pending';
+-- By time first: those that nobody decided on stay pending after their end.
+CREATE INDEX approvals_pending ON approvals (expires_at, client) WHERE state = 'pending';
 
 CREATE TRIGGER approvals_keep_what_they_are BEFORE UPDATE OF
     seq, approval_id, client, idempotency_key, terms, requested_at, expires_at, deposit, output, shown

@@ -61,7 +61,7 @@ async def holding(store: ApprovalStore, now: int = NOW) -> Approval | None:
 
 
 async def test_what_was_asked_is_read_again(store: ApprovalStore) -> None:
-    await store.ask(ASKED, None)
+    await store.ask(ASKED, None, 20)
     assert await holding(store) == await store.find("apr_1") == ASKED
     assert await store.newest(9) == [ASKED]
     for other in (("shop", "hash", "a-key"), ("desk", "other", "a-key"), ("desk", "hash", "")):
@@ -75,7 +75,7 @@ async def test_the_same_asked_at_once_over_replicas_is_one(database: Tables) -> 
         stores = [ApprovalStore(each) for each in await handles(database, stack)]
         made: Sequence[object] = await asyncio.gather(
             *(
-                stores[number % 3].ask(replace(ASKED, approval_id=f"apr_{number}"), None)
+                stores[number % 3].ask(replace(ASKED, approval_id=f"apr_{number}"), None, 20)
                 for number in range(9)
             ),
             return_exceptions=True,
@@ -88,7 +88,7 @@ async def test_the_same_asked_at_once_over_replicas_is_one(database: Tables) -> 
 async def test_grant_is_used_by_one_order_over_replicas(
     store: ApprovalStore, database: Tables
 ) -> None:
-    await store.ask(ASKED, None)
+    await store.ask(ASKED, None, 20)
     with pytest.raises(StaleWrite):
         await use(database, 100)  # nobody has decided
     assert await store.decide("apr_1", ApprovalState.GRANTED, "Ada", NOW)
@@ -107,14 +107,14 @@ async def test_grant_is_used_by_one_order_over_replicas(
 
 
 async def test_grant_is_not_used_after_its_end(store: ApprovalStore, database: Tables) -> None:
-    await store.ask(ASKED, None)
+    await store.ask(ASKED, None, 20)
     assert await store.decide("apr_1", ApprovalState.GRANTED, "Ada", NOW)
     with pytest.raises(StaleWrite):
         await use(database, 1, at=ASKED.expires_at)
 
 
 async def test_decision_is_made_once_and_in_time(store: ApprovalStore) -> None:
-    await store.ask(ASKED, None)
+    await store.ask(ASKED, None, 20)
     assert not await store.decide("apr_1", ApprovalState.GRANTED, "Ada", ASKED.expires_at)
     assert await store.decide("apr_1", ApprovalState.DENIED, "Ada", NOW)
     assert not await store.decide("apr_1", ApprovalState.GRANTED, "Bob", NOW)
@@ -122,11 +122,25 @@ async def test_decision_is_made_once_and_in_time(store: ApprovalStore) -> None:
 
 
 async def test_next_one_ends_what_expired_or_is_replaced(store: ApprovalStore) -> None:
-    await store.ask(ASKED, None)
+    await store.ask(ASKED, None, 20)
     later = replace(ASKED, approval_id="apr_2", requested_at=NOW + 1_000, expires_at=NOW + 2_000)
-    await store.ask(later, None)
+    await store.ask(later, None, 20)
     instead = replace(later, approval_id="apr_3")
-    await store.ask(instead, "apr_2")
+    await store.ask(instead, "apr_2", 20)
     found = {each.approval_id: each.state.value for each in await store.newest(9)}
     assert found == {"apr_3": "pending", "apr_2": "ended", "apr_1": "ended"}
     assert await holding(store, NOW + 1_500) == instead
+
+
+async def test_no_more_wait_than_the_most(database: Tables) -> None:
+    """Calls at the same moment have each seen that one more may wait."""
+    store = ApprovalStore(database)
+    asked = [replace(ASKED, approval_id=f"apr_{n}", key=f"key-{n}") for n in range(5)]
+    found = await asyncio.gather(
+        *(store.ask(each, None, 3) for each in asked), return_exceptions=True
+    )
+    assert [type(each) for each in found if each is not None] == [StaleWrite] * 2
+    assert await store.pending(NOW, "desk") == 3
+    later = NOW + 1_000
+    fresh = replace(ASKED, approval_id="apr_9", requested_at=later, expires_at=later + 1_000)
+    await store.ask(fresh, None, 3)
