@@ -2,7 +2,7 @@
 
 A time begins when the last deposit of a payout is first seen, and ends when the payout is final: it
 is the user's wait after paying. Orders that were refunded, cut into chunks, or settled by an
-upstream have none.
+upstream have none, and none that were paid in part: they wait for the rest until they expire.
 """
 
 from __future__ import annotations
@@ -74,10 +74,11 @@ def settle_time(before: Order, after: Order, now: int) -> SettleTime | None:
     payout, done = after.payout, OrderStatus.COMPLETED
     if payout is None or after.status is not done or before.status is done or after.fills:
         return None
-    seen = [d.first_seen_at for d in after.deposits if d.transfer_id == payout.transfer_id]
-    if not seen or after.terms.is_bridge:
+    paid = [d for d in after.deposits if d.transfer_id == payout.transfer_id]
+    if sum(d.units for d in paid) < after.terms.deposit_amount or after.terms.is_bridge:
         return None
-    seconds = -(-max(0, now - max(seen)) // 1000)
+    seen = max(d.first_seen_at for d in paid)
+    seconds = -(-max(0, now - seen) // 1000)
     bucket = bisect_left(BOUNDS, min(seconds, _LONGEST_SECONDS))
     return SettleTime(kind_of_order(after), bucket)
 

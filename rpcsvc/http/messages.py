@@ -228,7 +228,7 @@ def respond_with(reply: Reply, caller: Caller) -> web.Response:
     if reply.replayed:
         headers["idempotent-replayed"] = "true"
     headers.update(error_headers(reply.error))
-    headers.update(payment_headers(reply, caller.request_id))
+    headers.update(payment_headers(reply))
     return respond(reply.body, caller.request_id, status=reply.http_status, headers=headers)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
+import secrets
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -66,10 +66,10 @@ class _Credential(_Part):
     payload: dict[str, Any]
 
 
-def challenge(required: Json, request_id: str) -> str:
+def challenge(required: Json) -> str:
     """The value of WWW-Authenticate that asks for what PaymentRequired of x402 asks for.
 
-    The client draws the authorization's nonce from ``id`` and ``realm``: each request gets another
+    The client draws the authorization's nonce from ``id`` and ``realm``: each challenge has another
     ``id``, so that a payment which failed is not signed again under its nonce.
     """
     offer = PaymentRequirements.model_validate(required["accepts"][0])
@@ -85,9 +85,8 @@ def challenge(required: Json, request_id: str) -> str:
             "recipient": offer.pay_to,
         }
     )
-    name = hashlib.sha256(f"{request_id}|{request}".encode()).digest()
     parts = {
-        "id": _base64url(name),
+        "id": secrets.token_urlsafe(),
         "realm": urlsplit(required["resource"]["url"]).netloc,
         "method": _METHOD,
         "intent": _INTENT,

@@ -47,14 +47,11 @@ def with_payment(request: web.Request, params: dict[str, Any]) -> dict[str, Any]
     return {**params, FIELD: given[0]}
 
 
-def payment_headers(reply: Reply, request_id: str) -> dict[str, str]:
+def payment_headers(reply: Reply) -> dict[str, str]:
     """The headers of an answer that report a payment."""
     if isinstance(reply.error, PaymentRequired):
         required = dict(reply.error.required)
-        return {
-            REQUIRED: encoded(required),
-            "www-authenticate": mpp.challenge(required, request_id),
-        }
+        return {REQUIRED: encoded(required), "www-authenticate": mpp.challenge(required)}
     if reply.settlement is not None and reply.settlement.response is not None:
         return {
             RESPONSE: encoded(reply.settlement.response),

@@ -27,7 +27,14 @@ from rpcsvc.errors import (
 from rpcsvc.operations.models import FundingResult, PaymentResponse
 from rpcsvc.operations.ordering import status_answer
 from rpcsvc.operations.params import FundingParams
-from rpcsvc.operations.service import Answer, Call, Service, ViewContext, X402Settlement
+from rpcsvc.operations.service import (
+    Answer,
+    Call,
+    Service,
+    ViewContext,
+    X402Settlement,
+    action,
+)
 from rpcsvc.operations.swap import find_order, look_again
 from rpcsvc.operations.views import may_fund
 from rpcsvc.operations.x402 import (
@@ -147,14 +154,14 @@ def _answer(service: Service, order: Order, record: AuthorizationRecord) -> Answ
     data = FundingResult(
         *service.views.common(), order=status.data.order, payment_response=settlement
     )
-    follow = look_again(
-        order,
-        "The payment is made: watch the order until it is completed or has failed."
-        if settlement
-        else "It is not known yet what became of the payment. Sign no other one: watch the order.",
-    )
+    if settlement is not None:
+        text = "The payment is made: watch the order until it is completed or has failed."
+        steps = [look_again(order, text)]
+    else:  # two steps, because lean answers leave out the words of the second
+        text = "It is not known yet what became of the payment. Send or sign no other one."
+        steps = [action("await_signed_payment", text), look_again(order, "Watch the order.")]
     return Answer(
-        AGENT_STATE_OF[order.status], data, [follow], settlement=X402Settlement(settlement, now)
+        AGENT_STATE_OF[order.status], data, steps, settlement=X402Settlement(settlement, now)
     )
 
 

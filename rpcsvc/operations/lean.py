@@ -33,7 +33,6 @@ _PLAIN: Final = frozenset(
         "ask_user_to_fund",
         "cancel_order",
         "create_support_ticket",
-        "execute",
         "fund_by_signature",
         "plan",
         "poll_status",

@@ -39,11 +39,11 @@ def _rules(
 GET_CAPABILITIES: Final = Tool(
     "get_capabilities",
     "Get capabilities",
-    "Lists the chains, directions, limits, rate and deposit policy of this swap service."
-    " Changes nothing; call it first when limits or chains matter.",
+    "Lists chains, directions, limits and rate of the service. Changes nothing; call it first when"
+    " limits or chains matter.",
     _rules(
-        "Lists the chains, directions, current limits, rate and deposit policy of this swap"
-        " service. Call it first, when limits or chains matter.",
+        "Lists the chains, directions, current limits and rate of this swap service, and with"
+        " detail full its deposit policy. Call it first, when limits or chains matter.",
         again="gives the values of that moment.",
     ),
 )
@@ -64,14 +64,14 @@ PLAN_SWAP: Final = Tool(
 GET_QUOTE: Final = Tool(
     "get_quote",
     "Get a quote",
-    "Prices an amount now: what the user would receive, the least they would receive, and all"
-    " fees. Changes nothing; show it to the user before create_swap, and pass"
-    " data.quoteDigest on to that.",
+    "Prices an amount now: what the user would receive, at least, and with detail full all fees."
+    " Changes nothing; show it to the user before create_swap, and pass data.quoteDigest on to"
+    " that.",
     _rules(
-        "Prices an amount at the current rate: what the user would receive, the least they would"
-        " receive, fees, and what happens to a deposit in every case. With receiveAmount in place"
-        " of amount it says what to send for exactly that to arrive. Show it to the user before"
-        " create_swap, and pass data.quoteDigest on to that.",
+        "Prices an amount at the current rate: what the user would receive after all fees, and the"
+        " least they would receive; with detail full each fee, and what happens to a deposit in"
+        " every case. With receiveAmount in place of amount it says what to send for exactly that"
+        " to arrive. Show it to the user before create_swap, and pass data.quoteDigest on to that.",
         effects=f"{_NONE} No price is locked.",
         again="gives the price of that moment.",
     ),
@@ -88,9 +88,12 @@ CREATE_SWAP: Final = Tool(
         " expiry (data.fundingInstructions). Call it only after the user has agreed to a quote and"
         " named their own address as to; always name a refundAddress for XMR, which hides its"
         " sender. With quoteDigest (of get_quote) the order is refused as quote_changed if its"
-        " terms would be worse than those of the quote: quote again, and ask the user again. A"
-        " webhook is only for an https server that you run: otherwise follow the order with"
-        " get_swap_status.",
+        " terms would be worse than those of the quote: quote again, and ask the user again. Tell"
+        " the user to send exactly that amount, once and on that network only. Without"
+        " refundAddress a USDC refund goes back to the address that paid, which an exchange may not"
+        " credit, and whoever holds sessionId decides where an XMR refund goes. With detail full"
+        " the answer has the warnings of the order. A webhook is only for an https server that you"
+        " run: otherwise follow the order with get_swap_status.",
         effects="makes one order. No money moves until the user pays that address; an unpaid order"
         " expires by itself and costs nothing.",
         auth="no account. sessionId is a UUID (version 4) that you make for this order with a"

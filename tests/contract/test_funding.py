@@ -363,6 +363,24 @@ async def test_unknown_outcome_is_202_and_never_a_402(
     assert debits(served) == [(PAYER.address, 150_000_000)]
 
 
+async def test_unknown_outcome_is_said_in_lean_answers(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over MCP there is no 202, and a null is left out."""
+    order_id = await new_order(served)
+    payment = await signed(await offered(served, order_id))
+
+    async def lost(*_: Any) -> Any:
+        raise ConnectionError("no reply")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedAuthorizations, "carry_out", lost)
+        result = await call(served, "fund_swap", {"orderId": order_id, "payment": payment})
+        steps = result["structuredContent"]["nextActions"]
+        assert [step["action"] for step in steps] == ["await_signed_payment", "poll_status"]
+        assert "Send or sign no other one" in steps[0]["description"]
+
+
 async def test_payment_written_in_another_form_is_the_same_payment(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,13 @@ async def test_lean_keeps_the_words_that_only_it_has(served: Served) -> None:
     assert "swap.refundAddress" in give["description"]
 
 
+async def test_lean_plan_says_what_an_order_needs_beside_its_params(served: Served) -> None:
+    plan = (await call(served, "plan_swap", SWAP))["structuredContent"]
+    (_, execute) = plan["nextActions"]
+    assert "idempotency key" in execute["description"]
+    assert "refundAddress" in execute["description"]
+
+
 @pytest.mark.parametrize(("first", "then"), [("lean", "full"), ("full", "lean")])
 async def test_replay_gives_the_detail_that_it_asks_for(
     served: Served, first: str, then: str

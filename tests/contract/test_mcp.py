@@ -199,7 +199,10 @@ async def test_rules_of_tools_are_resources_of_a_template(served: Served) -> Non
             assert f"- `{argument}`: {schema['description'].removesuffix('.')}" in text
         (linked,) = re.findall(r"in full: operation (\w+) of \S+/openapi\.json$", text, re.M)
         assert linked in described
-    for second_sentence in ("that of EIP-55", "Recommended for XMR", "docs/use/webhooks.md"):
+    for second_sentence in (
+        "that of EIP-55", "Recommended for XMR", "docs/use/webhooks.md",
+        "an exchange may not credit",
+    ):  # fmt: skip
         assert second_sentence in await rules_of(served, "create_swap")
     for unknown in ("rules://service/swap", "rules://service/{tool}", "rules://other/get_quote"):
         refused = await stateless(served, "resources/read", {"uri": unknown})
@@ -207,6 +210,14 @@ async def test_rules_of_tools_are_resources_of_a_template(served: Served) -> Non
 
 
 ASPECTS = ("Effects", "Auth", "Limits", "Second call", "On failure")
+
+
+async def test_tools_promise_no_more_than_lean_answers_have(served: Served) -> None:
+    tools = await listed(served)
+    for text in (tools["get_quote"]["description"], await rules_of(served, "get_quote")):
+        assert re.search(r"with\s+detail full [a-z ]*fee", text)
+    assert "policy" not in tools["get_capabilities"]["description"]
+    assert "with detail full its deposit policy" in await rules_of(served, "get_capabilities")
 
 
 async def test_tool_rules_say_five_things_each(served: Served) -> None:

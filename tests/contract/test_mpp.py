@@ -79,6 +79,14 @@ async def test_challenge_asks_for_what_x402_asks_for(served: Served) -> None:
     assert given.id != (await challenged(served, order_id)).id
 
 
+async def test_each_challenge_has_its_own_nonce(served: Served) -> None:
+    """Also where a client or proxy names all its requests alike."""
+    order_id = await new_order(served)
+    answers = [await fund(served, order_id, **{"x-request-id": "same"}) for _ in range(2)]
+    ids = [Challenge.from_www_authenticate(each.headers["www-authenticate"]).id for each in answers]
+    assert ids[0] != ids[1]
+
+
 async def test_credential_that_is_repeated_is_one_debit(served: Served) -> None:
     """In the usual header, too, which clients use that do not read which one is named."""
     order_id = await new_order(served)

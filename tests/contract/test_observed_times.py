@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from rpcsvc.clock import day_of
 from rpcsvc.domain.settle_times import BOUNDS, LEAST_SAMPLES, SettleTime, SwapKind
+from rpcsvc.errors import Unavailable
 from rpcsvc.store.settle_times import settle_time_statements
 from tests.contract.bff import until_completed
 from tests.contract.serving import BACK, MONERO, SWAP, Served
@@ -81,6 +83,24 @@ async def test_one_query_a_minute_serves_all_reads(
     assert len(reads) == 2
 
 
+async def test_quotes_go_on_without_times_that_can_not_be_read(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And do not queue up to try one after the other."""
+    reads = []
+
+    async def down(_self: Any, day: int) -> Any:
+        reads.append(day)
+        raise Unavailable("The store is down.")
+
+    await quote(served)
+    await minute_later(served)
+    monkeypatch.setattr(type(served.up.service.store), "settle_times", down)
+    found = await asyncio.gather(*(quote(served) for _ in range(5)))
+    assert [each["observedTime"] for each in found] == [None] * 5
+    assert len(reads) == 1
+
+
 async def test_completed_order_is_counted_and_says_no_time(served: Served) -> None:
     made = await served.post("/agent/swap/create", SWAP)
     order_id = made.body["data"]["order"]["orderId"]
@@ -88,6 +108,17 @@ async def test_completed_order_is_counted_and_says_no_time(served: Served) -> No
     await until_completed(served, f"/orders/{order_id}", "Order")
     assert served.count("settle_times") == 1
     assert "observedTime" not in await status(served, order_id)
+
+
+async def test_order_that_was_paid_in_part_is_not_counted(served: Served) -> None:
+    """Cheap orders of a large size would tell others what theirs take."""
+    made = await served.post("/agent/swap/create", {**SWAP, "amount": "40"})
+    order_id = made.body["data"]["order"]["orderId"]
+    await served.post("/sandbox/fund", {"orderId": order_id, "amount": "0.4"})
+    assert (await status(served, order_id, "?waitSec=20&sinceCursor=1"))["deposits"]
+    await served.post("/sandbox/fault", {"fault": "advance_clock", "seconds": 3_700})
+    await until_completed(served, f"/orders/{order_id}", "Order")
+    assert served.count("settle_times") == 0
 
 
 async def test_refunded_order_is_not_counted(served: Served) -> None:

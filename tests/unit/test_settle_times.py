@@ -33,7 +33,8 @@ from tests.unit.orders import NOW, fresh
 
 def deposit(number: int, seen: int, transfer: str | None) -> Deposit:
     key = DepositKey("monero", f"tx{number}", 0)
-    return Deposit(key, 1, None, seen, DepositState.CONFIRMED, transfer)
+    units = fresh().terms.deposit_amount // 2
+    return Deposit(key, units, None, seen, DepositState.CONFIRMED, transfer)
 
 
 def swapping() -> Order:
@@ -65,6 +66,13 @@ def test_order_without_own_deposits_or_in_chunks_has_no_time() -> None:
     after = replace(before, status=OrderStatus.COMPLETED)
     assert settle_time(before, replace(after, deposits=()), NOW) is None
     assert settle_time(before, replace(after, fills=(Fill(1, 1, 0, 1, NOW),)), NOW) is None
+
+
+def test_order_that_was_paid_in_part_has_no_time() -> None:
+    """It waited until it expired, and its size is not the one that it was made for."""
+    before = swapping()
+    after = replace(before, status=OrderStatus.COMPLETED)
+    assert settle_time(before, replace(after, deposits=before.deposits[:1]), NOW) is None
 
 
 def test_clock_that_went_back_gives_the_shortest_time() -> None:
