@@ -51,7 +51,8 @@ def lean_head(result: type[Struct], head: bytes) -> bytes:
         digest = hashlib.sha256(order[_ATTESTATION].encode()).digest()
         order[_DIGEST] = base64.urlsafe_b64encode(digest).decode().rstrip("=")
     named = order.get(_ORDER_ID)
-    envelope["nextActions"] = [_lean_action(each, named) for each in envelope["nextActions"]]
+    same = envelope["operation"]
+    envelope["nextActions"] = [_lean_action(each, named, same) for each in envelope["nextActions"]]
     envelope["data"] = data if shape is None else _kept(data, shape)
     return orjson.dumps(envelope)
 
@@ -61,12 +62,17 @@ def is_cut(result: type[Struct]) -> bool:
     return _shape(result) is not None
 
 
-def _lean_action(action: Json, order_id: str | None) -> Json:
-    """Leave out what the action's name says, and the params of a call about ``data.order``."""
+def _lean_action(action: Json, order_id: str | None, same: str) -> Json:
+    """Leave out what the action's name says, and the params of a call about ``data.order``.
+
+    A call about it that is the ``same`` as this one needs no name.
+    """
     if action["action"] not in _PLAIN:
         return action
     is_about_it = order_id is not None and action.get("params", {}).get(_ORDER_ID) == order_id
-    left_out = ("description", "params") if is_about_it else ("description",)
+    left_out = {"description"} | ({"params"} if is_about_it else set())
+    if is_about_it and action.get("operation") == same:
+        left_out.add("operation")
     return {name: value for name, value in action.items() if name not in left_out}
 
 

@@ -10,6 +10,7 @@ import hmac
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 import orjson
 from msgspec import UNSET
@@ -64,6 +65,7 @@ from rpcsvc.orders.quoted import (
 )
 from rpcsvc.strict_json import Json
 
+_PAYEE: Final = {Direction.XMR_TO_USDC: "EVM", Direction.USDC_TO_XMR: "Monero"}
 DEPOSIT_POLICY = [
     models.DepositPolicyRow(
         "exact",
@@ -186,8 +188,8 @@ async def quote(service: Service, params: QuoteParams, call: Call) -> Answer[mod
     observed = observed_view(await service.observed.of(kind))
     create = action(
         "provide_to",
-        f"{HINTS['to']} Then call swap.execute with the same inputs, to, quoteDigest, and an"
-        " idempotency key.",
+        f"Ask the user for the {_PAYEE[found.direction]} address of the payout. Then call"
+        " swap.execute with the same inputs, to, quoteDigest, and an idempotency key.",
     )
     terms = quote_terms(found, service.clock.now_ms())
     data = models.QuoteResult(

@@ -297,7 +297,7 @@ async def test_lost_call_is_made_again_at_no_worse_rate_than_approved(
             assert sidecar.count("orders") == is_made
 
 
-async def test_claim_that_is_closed_meanwhile_lets_no_order_past_its_approval(
+async def test_claim_closed_meanwhile_lets_no_order_past_approval(
     tmp_path: Path,
 ) -> None:
     """The operator closes the claim in doubt while the same call is made again."""

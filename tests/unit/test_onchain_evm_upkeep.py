@@ -79,8 +79,8 @@ async def test_settled_sweep_mined_again_in_vain_is_not_replaced(
     assert len(board.present()) == offers
 
 
-async def test_payment_mined_while_another_has_the_writer_is_not_replaced() -> None:
-    """It was late when it was looked up; then a batch was signed, which takes seconds."""
+async def test_payment_mined_while_another_is_signed_is_not_replaced() -> None:
+    """Late when it was looked up; then a batch was signed, which takes seconds."""
     waits = replace(SETTLED, state=EvmPaymentState.PUBLISHED, inclusion=None)
     state, writer = {"payment": waits}, asyncio.Lock()
 

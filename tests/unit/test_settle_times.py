@@ -69,7 +69,7 @@ def test_order_without_own_deposits_or_in_chunks_has_no_time() -> None:
 
 
 def test_order_that_was_paid_in_part_has_no_time() -> None:
-    """It waited until it expired, and its size is not the one that it was made for."""
+    """An order that waited until it expired, whose size is not the one that it was made for."""
     before = swapping()
     after = replace(before, status=OrderStatus.COMPLETED)
     assert settle_time(before, replace(after, deposits=before.deposits[:1]), NOW) is None

@@ -40,7 +40,7 @@
     write("error", error && error.message);
     if (error || !envelope.data.order) return;
     const { order, fundingInstructions: funding, actionRequired, transfers } = envelope.data;
-    shown = { id: order.orderId, isOver: OVER.includes(envelope.state), page: order.checkoutUrl };
+    shown = { id: order.orderId, isOver: OVER.includes(envelope.state), page: texts.page + order.orderId };
     write("heading", texts.headings[actionRequired || situation(envelope.data)]);
     write("order", order.orderId);
     element("pay").hidden = !funding;
