@@ -192,7 +192,6 @@ class OrderApp:
             "version": site.version,
             "tool": "get_swap_status",
             "qr": QR,
-            "page": site.absolute("/orders/"),
             "headings": headings,
             "stale": texts.say("common.stale"),
             "cancelled": texts.say("app.cancelled"),

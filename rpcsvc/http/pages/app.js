@@ -40,7 +40,9 @@
     write("error", error && error.message);
     if (error || !envelope.data.order) return;
     const { order, fundingInstructions: funding, actionRequired, transfers } = envelope.data;
-    shown = { id: order.orderId, isOver: OVER.includes(envelope.state), page: texts.page + order.orderId };
+    // Only the answer that made the order names its page.
+    const page = order.checkoutUrl || (shown && shown.id === order.orderId && shown.page);
+    shown = { id: order.orderId, isOver: OVER.includes(envelope.state), page };
     write("heading", texts.headings[actionRequired || situation(envelope.data)]);
     write("order", order.orderId);
     element("pay").hidden = !funding;
