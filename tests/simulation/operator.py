@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rpcsvc.audit.records import ChainMoved
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
@@ -91,7 +92,7 @@ class Operator:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await self._look()
-            except (Unavailable, RpcFailure):
+            except (Unavailable, RpcFailure, ChainMoved):
                 continue  # looked at again in a minute
 
     async def _look(self) -> None:
