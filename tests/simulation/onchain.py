@@ -68,6 +68,9 @@ _MOST_WAITS: Final = 30
 # nothing in addition.
 _SIGN: Final = 0.3
 _SIGN_ALONE: Final = 0.8
+# Where branches are deeper than finality, a signature outlives the faults: one that has run out is
+# not mined again, and no service can prevent that loss. The service takes an hour at most.
+_LASTING_SECONDS: Final = 3_000
 # Of universes with faults, those whose hot wallet begins with little.
 _POOR: Final = 0.4
 # Of universes with faults, those that count deposits before they are final.
@@ -224,7 +227,6 @@ class OnchainUniverse(Universe):
         self.operator_addresses = {
             "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
         }  # fmt: skip
-        self.signers = Signers(self.evm.domain, self._fund, self._now)
         self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
         is_early = self.chain_faults != ChainFaults() and chance.random() < _EARLY
@@ -239,6 +241,9 @@ class OnchainUniverse(Universe):
         if is_early:
             most = max(self.chain_faults.cheat, _CHEATS)
             self.chain_faults = self.chain_faults._replace(cheat=most)
+        has_branches = self.chain_faults.reorg > 0 or self.chain_faults.cheat > 0
+        lasting = _LASTING_SECONDS if has_branches else 0
+        self.signers = Signers(self.evm.domain, self._fund, self._now, lasting)
         self.server.counted = self._counted_deposit
         self.settings |= self._settings(chance)
         is_signing = self.chain_faults != ChainFaults() and chance.random() < _SIGNING
@@ -311,11 +316,7 @@ class OnchainUniverse(Universe):
         return evm_address(self.seed, number, "payer")
 
     def _signs(self, number: int) -> bool:
-        """Whether a person pays by signing, at first.
-
-        Nobody does where gas rises: a branch deeper than finality may have the payment in a
-        transaction with higher fees, which is another deposit for the service, and sent back.
-        """
+        """Whether a person pays by signing, at first."""
         is_simple = self.chain_faults == ChainFaults()
         return not is_simple and random.Random(f"{self.seed} {number} signs").random() < _SIGN
 
