@@ -732,7 +732,8 @@ class OnchainUniverse(Universe):
             sums[network] = sums.get(network, 0) + loss
             self.counts["losses"] += 1
             answer = await self.call("swap.status", chance, orderId=order.order_id)
-            if answer["data"]["order"]["errorMessage"] != _LOST:
+            # What an order that has ended says in addition stands before it.
+            if not (answer["data"]["order"]["errorMessage"] or "").endswith(_LOST):
                 found.append(f"{order.order_id} hides a loss of {loss} USDC units: {answer}")
         return found + [f"losses: {text}" for text in self.tiers.exceeded(sums)]
 
