@@ -93,6 +93,7 @@ _UNDER_WAY: Final = (
     " WHERE state NOT IN ('settled', 'failed', 'cancelled')), EXISTS (SELECT 1 FROM withdrawals"
     " WHERE state NOT IN ('settled', 'failed', 'cancelled'))"
 )
+_SETTLED: Final = "SELECT address FROM transfers WHERE state = 'settled'"
 # A transfer that began before all faults had ended, and is under way still.
 _LATE: Final = (
     "SELECT transfer_id, state FROM transfers WHERE state NOT IN ('settled', 'failed', 'cancelled')"
@@ -475,11 +476,16 @@ class OnchainUniverse(Universe):
                 self._ban()
 
     def _ban(self) -> None:
-        """Have the token's issuer refuse payments to somebody, from this block on."""
-        paid = [order.to for order in self.orders.values() if order.direction == "x2u"]
-        if paid:
+        """Have the token's issuer refuse payments to somebody, from this block on.
+
+        Nobody whose payout is settled: a branch deeper than finality would fail it.
+        """
+        settled = {row["address"] for row in self.server.connection.execute(_SETTLED)}
+        orders = (each for each in self.orders.values() if each.direction == "x2u")
+        payees = [each.to for each in orders if each.to not in settled]
+        if payees:
             self.counts["bans"] += 1
-            account = self._outside.choice(paid).lower()
+            account = self._outside.choice(payees).lower()
             self.evm.state.set(("blacklisted", account), 1, self.evm.top)
 
     async def _mine_monero(self) -> None:
