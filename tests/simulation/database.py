@@ -57,6 +57,8 @@ class DatabaseServer:
         self.changed: Callable[[], None] = lambda: None
         # Called when a payment is recorded or given out while payouts are paused, with which.
         self.paid_in_pause: Callable[[str], None] = lambda _what: None
+        # Payments that were given out, which a copy that was put in place may lack.
+        self._given_out: set[str] = set()
         # Called when a lease is taken, and not taken over, while it lasts, with its token.
         self.taken_early: Callable[[int], None] = lambda _token: None
         self.connection.create_function("taken_early", 1, self._call_taken_early)
@@ -66,7 +68,8 @@ class DatabaseServer:
             " BEGIN SELECT taken_early(OLD.token); END"
         )
         self.connection.create_function("changed", 0, self._call_changed)
-        self.connection.create_function("paid_in_pause", 1, self._call_paid_in_pause)
+        self.connection.create_function("signed_in_pause", 1, self._call_signed_in_pause)
+        self.connection.create_function("given_out_in_pause", 1, self._call_given_out_in_pause)
         for table in _SETTLED:
             for change in ("INSERT", "UPDATE"):
                 self.connection.execute(
@@ -94,14 +97,14 @@ class DatabaseServer:
             self.connection.execute(
                 f"CREATE TEMP TRIGGER {table}_signed AFTER INSERT ON main.{table} WHEN NEW.purpose"
                 " = 'transfer' AND EXISTS (SELECT 1 FROM main.payout_pause)"
-                " BEGIN SELECT paid_in_pause(NEW.payment_id || ' was signed'); END"
+                " BEGIN SELECT signed_in_pause(NEW.payment_id); END"
             )
             self.connection.execute(
                 f"CREATE TEMP TRIGGER {table}_given_out AFTER UPDATE OF state ON main.{table} WHEN"
                 " NEW.purpose = 'transfer' AND OLD.state = 'prepared' AND NEW.state IN"
                 " ('relaying', 'published') AND EXISTS (SELECT 1 FROM main.payout_pause"
                 f" WHERE paused_at < now_ms() - {_PAUSING_MS})"
-                " BEGIN SELECT paid_in_pause(NEW.payment_id || ' was given out'); END"
+                " BEGIN SELECT given_out_in_pause(NEW.payment_id); END"
             )
 
     def copy(self) -> sqlite3.Connection:
@@ -112,6 +115,9 @@ class DatabaseServer:
 
     def restore(self, copied: sqlite3.Connection) -> None:
         """Put a copy in place. Nobody may be connected."""
+        for table in _PAYMENTS:
+            sql = f"SELECT payment_id FROM {table} WHERE state <> 'prepared'"
+            self._given_out |= {row["payment_id"] for row in self.connection.execute(sql)}
         copied.backup(self.connection)
 
     def commit(self, group: list[BoundRows], over: set[int]) -> None:
@@ -131,8 +137,12 @@ class DatabaseServer:
     def _call_ended(self, table: str, payment_id: str) -> None:
         self.ended(table, payment_id)
 
-    def _call_paid_in_pause(self, what: str) -> None:
-        self.paid_in_pause(what)
+    def _call_signed_in_pause(self, payment_id: str) -> None:
+        self.paid_in_pause(f"{payment_id} was signed")
+
+    def _call_given_out_in_pause(self, payment_id: str) -> None:
+        if payment_id not in self._given_out:
+            self.paid_in_pause(f"{payment_id} was given out")
 
     def _call_changed(self) -> None:
         self.changed()

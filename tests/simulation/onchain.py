@@ -68,6 +68,9 @@ _MOST_WAITS: Final = 30
 # nothing in addition.
 _SIGN: Final = 0.3
 _SIGN_ALONE: Final = 0.8
+# Where branches are deeper than finality, a signature outlives the faults: one that has run out is
+# not mined again, and no service can prevent that loss. The service takes an hour at most.
+_LASTING_SECONDS: Final = 3_000
 # Of universes with faults, those whose hot wallet begins with little.
 _POOR: Final = 0.4
 # Of universes with faults, those that count deposits before they are final.
@@ -90,6 +93,7 @@ _UNDER_WAY: Final = (
     " WHERE state NOT IN ('settled', 'failed', 'cancelled')), EXISTS (SELECT 1 FROM withdrawals"
     " WHERE state NOT IN ('settled', 'failed', 'cancelled'))"
 )
+_SETTLED: Final = "SELECT address FROM transfers WHERE state = 'settled'"
 # A transfer that began before all faults had ended, and is under way still.
 _LATE: Final = (
     "SELECT transfer_id, state FROM transfers WHERE state NOT IN ('settled', 'failed', 'cancelled')"
@@ -224,7 +228,6 @@ class OnchainUniverse(Universe):
         self.operator_addresses = {
             "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
         }  # fmt: skip
-        self.signers = Signers(self.evm.domain, self._fund, self._now)
         self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
         is_early = self.chain_faults != ChainFaults() and chance.random() < _EARLY
@@ -239,6 +242,9 @@ class OnchainUniverse(Universe):
         if is_early:
             most = max(self.chain_faults.cheat, _CHEATS)
             self.chain_faults = self.chain_faults._replace(cheat=most)
+        has_branches = self.chain_faults.reorg > 0 or self.chain_faults.cheat > 0
+        lasting = _LASTING_SECONDS if has_branches else 0
+        self.signers = Signers(self.evm.domain, self._fund, self._now, lasting)
         self.server.counted = self._counted_deposit
         self.settings |= self._settings(chance)
         is_signing = self.chain_faults != ChainFaults() and chance.random() < _SIGNING
@@ -311,11 +317,7 @@ class OnchainUniverse(Universe):
         return evm_address(self.seed, number, "payer")
 
     def _signs(self, number: int) -> bool:
-        """Whether a person pays by signing, at first.
-
-        Nobody does where gas rises: a branch deeper than finality may have the payment in a
-        transaction with higher fees, which is another deposit for the service, and sent back.
-        """
+        """Whether a person pays by signing, at first."""
         is_simple = self.chain_faults == ChainFaults()
         return not is_simple and random.Random(f"{self.seed} {number} signs").random() < _SIGN
 
@@ -474,11 +476,16 @@ class OnchainUniverse(Universe):
                 self._ban()
 
     def _ban(self) -> None:
-        """Have the token's issuer refuse payments to somebody, from this block on."""
-        paid = [order.to for order in self.orders.values() if order.direction == "x2u"]
-        if paid:
+        """Have the token's issuer refuse payments to somebody, from this block on.
+
+        Nobody whose payout is settled: a branch deeper than finality would fail it.
+        """
+        settled = {row["address"] for row in self.server.connection.execute(_SETTLED)}
+        orders = (each for each in self.orders.values() if each.direction == "x2u")
+        payees = [each.to for each in orders if each.to not in settled]
+        if payees:
             self.counts["bans"] += 1
-            account = self._outside.choice(paid).lower()
+            account = self._outside.choice(payees).lower()
             self.evm.state.set(("blacklisted", account), 1, self.evm.top)
 
     async def _mine_monero(self) -> None:
@@ -731,7 +738,8 @@ class OnchainUniverse(Universe):
             sums[network] = sums.get(network, 0) + loss
             self.counts["losses"] += 1
             answer = await self.call("swap.status", chance, orderId=order.order_id)
-            if answer["data"]["order"]["errorMessage"] != _LOST:
+            # What an order that has ended says in addition stands before it.
+            if not (answer["data"]["order"]["errorMessage"] or "").endswith(_LOST):
                 found.append(f"{order.order_id} hides a loss of {loss} USDC units: {answer}")
         return found + [f"losses: {text}" for text in self.tiers.exceeded(sums)]
 

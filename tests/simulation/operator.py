@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rpcsvc.audit.records import ChainMoved
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 BANK: Final = evm_address("the operator's bank")
 _OF_A_REORGANISATION: Final = "audit: deposit_unmined"
+_OF_A_LOSS: Final = "audit: deposit_lost of"
 _OF_A_COPY: Final = "the database is a restored copy"
 _OWN: Final = "the operator looks into something"
 _LOOK_SECONDS: Final = 60
@@ -36,9 +39,11 @@ _SCALE: Final = {"arbitrum": 6, "monero": 12}
 _ROW: Final = "SELECT network, address, units, state, txid FROM withdrawals WHERE withdrawal_id = ?"
 _NEEDED: Final = "SELECT sum(units) FROM transfers WHERE state = 'planned' AND network = 'arbitrum'"
 _LOST: Final = (
-    "SELECT DISTINCT network, txid FROM deposits"
-    " WHERE state = 'removed' AND transfer_id IS NOT NULL"
+    "SELECT DISTINCT d.network, d.txid, EXISTS (SELECT 1 FROM unfinal_deposits u"
+    " WHERE u.network = d.network AND u.txid = d.txid) AS is_early FROM deposits d"
+    " WHERE d.state = 'removed' AND d.transfer_id IS NOT NULL"
 )
+_REFUNDS: Final = "SELECT transfer_id FROM transfers WHERE kind = 'refund'"
 _ENDS: Final = ("settled", "failed", "cancelled")
 
 
@@ -86,12 +91,15 @@ class Operator:
         return self._universe.operator_addresses[network]
 
     async def look(self) -> None:
-        """Resume what an audit has paused because a deposit's block is gone."""
+        """Resume what an audit has paused because a deposit's block is gone.
+
+        Once it is mined again, if no pool has it: the service gives out again what it sent itself.
+        """
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await self._look()
-            except (Unavailable, RpcFailure):
+            except (Unavailable, RpcFailure, ChainMoved):
                 continue  # looked at again in a minute
 
     async def _look(self) -> None:
@@ -102,6 +110,9 @@ class Operator:
             if self.has_restored and of_others.startswith(_OF_A_COPY):
                 if await universe.audited():
                     return  # it is still adopting what the journal has
+            elif of_others.startswith(_OF_A_LOSS):
+                if any(not row["is_early"] for row in self._lost()):
+                    return
             elif of_others and not of_others.startswith(_OF_A_REORGANISATION):
                 universe.violated(f"payouts are paused: {reason}")
         if any(reasons) and not self._is_drill:
@@ -139,11 +150,21 @@ class Operator:
             self._is_copied = True
             copied = self._universe.server.copy()
             await asyncio.sleep(self._chance.choice([1, 10, 60]))
-            if self._universe.is_striking:
+            if self._universe.is_striking and not self._lacks_a_refund(copied):
                 self._universe.counts["restores"] += 1
                 self.has_restored = True
                 self._universe.restore(copied)
             self._is_copied = False
+
+    def _lacks_a_refund(self, copied: sqlite3.Connection) -> bool:
+        """Return whether a refund was signed that a copy has not planned.
+
+        The copy may plan it for another deposit of the order, which stops then, until somebody pays
+        it by hand.
+        """
+        known = {row[0] for row in copied.execute(_REFUNDS)}
+        signed = self._universe.server.connection.execute(f"{_REFUNDS} AND state <> 'planned'")
+        return any(row[0] not in known for row in signed)
 
     async def rotate_keys(self) -> None:
         """Replace the signing key at random times."""
@@ -210,9 +231,20 @@ class Operator:
             self._universe.violated(f"{params} was not explained: {answer}")
 
     async def write_off(self) -> None:
-        """Write off each deposit that vanished after its payout, as health asks."""
-        for row in self._universe.server.connection.execute(_LOST).fetchall():
-            await self._annotate({**dict(row), "note": "taken back by its payer"})
+        """Write off each deposit that vanished after its payout, as health asks.
+
+        One that was final may have been gone for a while, and has to be back.
+        """
+        for row in self._lost():
+            network, txid = row["network"], row["txid"]
+            if not row["is_early"]:
+                self._universe.violated(f"{txid} was final, was paid out for and is lost")
+            note = "taken back by its payer"
+            await self._annotate({"network": network, "txid": txid, "note": note})
+
+    def _lost(self) -> list[sqlite3.Row]:
+        rows: list[sqlite3.Row] = self._universe.server.connection.execute(_LOST).fetchall()
+        return rows
 
     async def check(self) -> None:
         """Each withdrawal was paid once, if it was made and settled, and otherwise not at all."""

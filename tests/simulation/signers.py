@@ -33,13 +33,19 @@ def key_of(*parts: object) -> PrivateKey:
 
 
 class Signers:
-    """Sign what the service asks for, send it perhaps twice, and keep what they sent."""
+    """Sign what the service asks for, send it perhaps twice, and keep what they sent.
 
-    def __init__(self, domain: usdc.Domain, fund: Fund, now: Callable[[], int]) -> None:
+    ``lasting``: seconds that a signature is valid, at least; otherwise as long as is offered.
+    """
+
+    def __init__(
+        self, domain: usdc.Domain, fund: Fund, now: Callable[[], int], lasting: int
+    ) -> None:
         self.sent: list[Signed] = []
         self._domain = domain
         self._fund = fund
         self._now = now
+        self._lasting = lasting
 
     async def pay(self, order_id: str, key: PrivateKey, chance: random.Random) -> None:
         """Pay an order, if anything is due on it."""
@@ -58,8 +64,7 @@ class Signers:
         self, order_id: str, offer: dict[str, Any], key: PrivateKey, chance: random.Random
     ) -> Signed:
         payer, nonce = key.public_key.to_checksum_address(), chance.randbytes(32)
-        # As long as is offered: in a deep branch it is mined once more, minutes later.
-        seconds = int(offer["maxTimeoutSeconds"])
+        seconds = max(int(offer["maxTimeoutSeconds"]), self._lasting)
         given = usdc.Authorization(
             payer, offer["payTo"], int(offer["amount"]), 0, self._now() + seconds, nonce
         )

@@ -27,18 +27,17 @@ def test_two_seeds_give_two_traces() -> None:
 @pytest.mark.parametrize(
     ("seed", "people"),
     [
-        # Blocks are replaced, and deposits taken back by deep branches while all replicas are down.
-        (1, ["kills", "reorganisations", "robberies", "messages", "events"]),
-        # A deposit is taken back after its payout: the loss is told, and within the bound.
-        (2, ["cheats", "losses", "withdrawals"]),
+        # Blocks are replaced, and deposits taken back by deep branches while all replicas are down;
+        # one is taken back after its payout: the loss is told, and within the bound.
+        (8, "kills reorganisations robberies messages events cheats losses withdrawals"),
         # The operator pauses, withdraws, rotates keys and restores copies; somebody signs.
-        (31, ["drills", "withdrawals", "verified", "rotations", "restores", "bans", "signed"]),
+        (31, "drills withdrawals verified rotations restores bans signed"),
     ],
 )
-def test_onchain_money_is_conserved_under_faults(seed: int, people: list[str]) -> None:
+def test_onchain_money_is_conserved_under_faults(seed: int, people: str) -> None:
     outcome = run(seed, 6, engine="onchain")
     assert outcome.violations == []
-    assert [name for name in people if not outcome.counts[name]] == []
+    assert [name for name in people.split() if not outcome.counts[name]] == []
 
 
 def test_money_is_conserved_under_kills() -> None:

@@ -183,6 +183,26 @@ async def test_evm_payment_comes_back_with_its_attempts(tmp_path: Path) -> None:
             assert await books.evm.next_nonce("arbitrum", HOT) == 5
 
 
+async def test_attempt_that_another_replica_outbid_is_left_out(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        order = await books.funded(await books.ordered(Direction.XMR_TO_USDC))
+        planned = order.transfers[0]
+        payment = evm_payment(planned.transfer_id, planned.units, planned.address, 4)
+        await books.evm.add_payment(payment)
+        signed = books.copy(tmp_path / "signed.db")
+        await books.evm.add_attempt(payment, evm.Attempt("0xraised", "03", 200, 2, NOW))
+    with closing(sqlite3.connect(signed)) as other:
+        sql = "INSERT INTO evm_attempts VALUES (?, 2, '0xdearer', '04', 300, 3, ?)"
+        other.execute(sql, (payment.payment_id, NOW))
+        other.commit()
+    put_back(tmp_path, signed)
+    async with opened(tmp_path) as books:
+        assert books.adopted.refused == []
+        found = await books.evm.payment(planned.transfer_id)
+        assert found is not None
+        assert [item.txid for item in found.attempts][1:] == ["0xdearer"]
+
+
 async def together(books: JournaledBooks) -> tuple[list[str], list[evm.EvmPayment]]:
     """Payouts of two networks' orders that are signed together; one order is on record."""
     order = await books.funded(await books.ordered(Direction.XMR_TO_USDC))

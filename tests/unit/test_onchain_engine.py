@@ -288,6 +288,23 @@ async def test_prepare_reports_a_payment_restored_from_the_journal(tmp_path: Pat
     assert record.signed == [rig.usdc.known]
 
 
+class ConflictingBooks(SignedBooks):
+    """Books with a payment that the order of each transfer has otherwise."""
+
+    async def unmatched(self, transfer: Transfer) -> str | None:
+        return f"aa paid 7 units for {transfer.transfer_id}"
+
+
+async def test_payment_with_other_terms_holds_its_transfer_in_health(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, signed=ConflictingBooks())
+    rig.xmr.recorded = breaks(LookupError("another amount"))  # type: ignore[method-assign]
+    record = AsyncMock()
+    with pytest.raises(Unavailable, match="aa paid 7 units"):
+        await rig.engine.prepare(transfer("monero"), (), record)
+    record.assert_not_awaited()
+    assert "aa paid 7 units" in ((await rig.engine.health()).detail or "")
+
+
 async def test_settled_transfer_comes_with_its_own_receipt(tmp_path: Path) -> None:
     settled = await Rig(tmp_path, Outcome.SETTLED).engine.look_up(transfer("monero"))
     assert orjson.loads(settled.receipt or "") == {"txid": "mined"}

@@ -197,8 +197,15 @@ class PayoutGuard:
         return passing + await self._signed.sent_since(asset, self._clock.now_ms() - DAY_MS)
 
     async def _require_within_caps(self, transfer: Transfer, sent: int) -> None:
-        self._held.pop(transfer.transfer_id, None)
         problem = await self._signed.unmatched(transfer) or self._over(transfer, sent)
+        self._require_none(transfer, problem)
+
+    async def require_matched(self, transfer: Transfer) -> None:
+        """Raise errors.Unavailable for a transfer whose order has a conflicting payment."""
+        self._require_none(transfer, await self._signed.unmatched(transfer))
+
+    def _require_none(self, transfer: Transfer, problem: str | None) -> None:
+        self._held.pop(transfer.transfer_id, None)
         if problem is not None:
             self._held[transfer.transfer_id] = _WaitingTransfer(problem, self._clock.now_ms())
             raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
@@ -446,7 +453,13 @@ class OnchainEngine(Wallets):
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
     ) -> Sequence[Transfer]:
         network = self._of(transfer.network)
-        if (known := await network.payments.recorded(transfer)) is not None:
+        try:
+            known = await network.payments.recorded(transfer)
+        except LookupError:
+            # A restored copy plans its order in another way: health says what to do.
+            await self._guard.require_matched(transfer)
+            raise
+        if known is not None:
             # The payment journal brought it back before its order planned it: it is out already.
             await record([known], None)
             return []

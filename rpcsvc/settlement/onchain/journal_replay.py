@@ -276,6 +276,12 @@ class JournalReplay:
             return
         if await self._evm.has_transaction(entry.attempt.txid):
             return
+        last = payment.attempts[-1]
+        if entry.attempt.max_fee <= last.max_fee or entry.attempt.tip <= last.tip:
+            # Another replica has raised the fees since. Both spend the nonce of the same payment.
+            log.info("evm_attempt_not_adopted", payment_id=entry.payment_id,
+                     txid=entry.attempt.txid)  # fmt: skip
+            return
         await self._evm.add_attempt(payment, entry.attempt)
         if payment.state is evm.EvmPaymentState.PREPARED:
             # Only a published transaction is replaced.
