@@ -468,6 +468,11 @@ class Gate:
             self._client_orders[per_minute] = limiter
         _take(limiter, caller, "orders")
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether any token names a client."""
+        return self._clients.has_tokens
+
     def identify(self, request: web.Request, caller: Caller) -> None:
         """Read the client off the token, if one came. Raises Unauthorized and RateLimited.
 
@@ -506,11 +511,10 @@ class Gate:
     def optional_token(self, request: web.Request) -> KnownClient | None:
         """The client that the token of a request names, None without one. Raises Unauthorized.
 
-        It may be in the header of /rpc or a bearer token (RFC 6750, section 2.1). Where no token is
-        set, what comes is for somebody else: a gateway in front, for example.
+        It may be in the header of /rpc or a bearer token (RFC 6750, section 2.1).
         """
         given = _given_token(request)
-        if given is None or not self._clients.has_tokens:
+        if given is None:
             return None
         known = self._clients.find(given)
         if known is None:

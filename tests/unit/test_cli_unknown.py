@@ -29,7 +29,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("agent:swap:plan", ["--dir=x2u"], "--direction"),
         ("agent:swap:plan", ["--am", "1"], "--amount"),
         ("agent:swap:create", ["--session", "x"], "--session-id"),
-        ("agent:swap:plan", ["--d", "x2u"], "--data-dir or --direction"),
+        ("agent:swap:plan", ["--d", "x2u"], "--data-dir, --detail or --direction"),
         ("serve", ["--tls", "f"], "--tls-cert or --tls-key"),
     ],
 )
