@@ -43,7 +43,7 @@ _LOST: Final = (
     " WHERE u.network = d.network AND u.txid = d.txid) AS is_early FROM deposits d"
     " WHERE d.state = 'removed' AND d.transfer_id IS NOT NULL"
 )
-_REFUNDS: Final = "SELECT transfer_id FROM transfers WHERE kind = 'refund'"
+_TRANSFERS: Final = "SELECT transfer_id FROM transfers"
 _ENDS: Final = ("settled", "failed", "cancelled")
 
 
@@ -150,20 +150,20 @@ class Operator:
             self._is_copied = True
             copied = self._universe.server.copy()
             await asyncio.sleep(self._chance.choice([1, 10, 60]))
-            if self._universe.is_striking and not self._lacks_a_refund(copied):
+            if self._universe.is_striking and not self._lacks_a_transfer(copied):
                 self._universe.counts["restores"] += 1
                 self.has_restored = True
                 self._universe.restore(copied)
             self._is_copied = False
 
-    def _lacks_a_refund(self, copied: sqlite3.Connection) -> bool:
-        """Return whether a refund was signed that a copy has not planned.
+    def _lacks_a_transfer(self, copied: sqlite3.Connection) -> bool:
+        """Return whether a transfer was signed that a copy has not planned.
 
-        The copy may plan it for another deposit of the order, which stops then, until somebody pays
-        it by hand.
+        The copy may plan it for other deposits of the order, which stops then, until somebody pays
+        it by hand. The scenario ``restore`` has the copies that plan it as it was.
         """
-        known = {row[0] for row in copied.execute(_REFUNDS)}
-        signed = self._universe.server.connection.execute(f"{_REFUNDS} AND state <> 'planned'")
+        known = {row[0] for row in copied.execute(_TRANSFERS)}
+        signed = self._universe.server.connection.execute(f"{_TRANSFERS} WHERE state <> 'planned'")
         return any(row[0] not in known for row in signed)
 
     async def rotate_keys(self) -> None:
