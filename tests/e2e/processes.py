@@ -192,6 +192,12 @@ async def server(
             running.kill()
 
 
+def cpu_seconds(pid: int) -> float:
+    """The CPU seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Gone(Exception):
     """The server died before it answered."""
 

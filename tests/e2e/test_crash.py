@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +21,7 @@ from tests.e2e.processes import (
     both_sides,
     call,
     call_for_data,
+    cpu_seconds,
     crash_name,
     message,
     send,
@@ -368,11 +368,10 @@ async def batched(at: Server, method: str, each: list[dict[str, Any]]) -> list[d
 async def crash_with_payouts_pending(data_dir: Path, orders: int) -> float:
     """Kill a server with ``orders`` open orders, each with a payout pending.
 
-    Returns the seconds from its start to its first answer without orders, for comparison.
+    Returns the CPU seconds of its start without orders, for comparison.
     """
-    begun = time.monotonic()
     async with server(data_dir) as first:
-        usual = time.monotonic() - begun
+        usual = cpu_seconds(first.pid)
         made = await batched(first, "swap.execute", [SWAPS["u2x"]] * orders)
         await call_for_data(first, "sandbox.fault", {"fault": "engine_down"})
         await batched(first, "sandbox.fund", [{"orderId": m["order"]["orderId"]} for m in made])
@@ -391,14 +390,15 @@ async def test_restart_with_open_orders_is_quick_and_finishes_them(
     tmp_path: Path, orders: int
 ) -> None:
     data_dir = tmp_path / "data"
-    quickly = 5 * await crash_with_payouts_pending(data_dir, orders)
+    usual = await crash_with_payouts_pending(data_dir, orders)
     again = Server(data_dir)
     try:
 
         async def answers() -> bool:
             return (await again.health("/livez")).get("http") == 200
 
-        await until(answers, seconds=quickly)
+        await until(answers)
+        assert cpu_seconds(again.pid) <= 10 * usual
         await call_for_data(again, "sandbox.fault", {"fault": "engine_up"})
         await until(again.is_well)
 

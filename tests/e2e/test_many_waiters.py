@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import Server, call, server, until
+from tests.e2e.processes import Server, call, cpu_seconds, server, until
 from tests.e2e.swaps import SWAPS
 
 STREAMS, POLLS = 2_500, 2_500
@@ -54,11 +54,6 @@ async def opened(at: Server, number: int, order_id: str) -> Open:
     if number < STREAMS:
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     return reader, writer
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> int:
