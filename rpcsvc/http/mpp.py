@@ -24,6 +24,7 @@ from rpcsvc.errors import InvalidInput, InvalidJson
 from rpcsvc.operations.models import PaymentResponse
 from rpcsvc.operations.x402 import EIP3009, EXACT, VERSION, PaymentRequirements, network_id
 from rpcsvc.strict_json import Json
+from rpcsvc.verify import b64url
 
 CREDENTIAL: Final = "Payment-Authorization"
 # The header of clients that do not read which one the challenge names.
@@ -160,11 +161,7 @@ def _malformed(why: str) -> InvalidInput:
 
 
 def _encoded(value: Json) -> str:
-    return _base64url(strict_json.dumps(value))
-
-
-def _base64url(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+    return b64url(strict_json.dumps(value))
 
 
 def _decoded(text: str) -> Json:

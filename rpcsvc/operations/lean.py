@@ -6,7 +6,6 @@ idempotent call gets as much as it asks for, whatever the first call asked for.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -19,6 +18,7 @@ from pydantic.alias_generators import to_camel
 
 from rpcsvc.operations.models import Result, View
 from rpcsvc.strict_json import Json
+from rpcsvc.verify import b64url
 
 # The names that an object keeps, each with the shape of its value; None: the value stays whole.
 Shape: TypeAlias = "Mapping[str, Shape | None]"
@@ -49,7 +49,7 @@ def lean_head(result: type[Struct], head: bytes) -> bytes:
     order = data.get("order") or {}
     if _ATTESTATION in order:
         digest = hashlib.sha256(order[_ATTESTATION].encode()).digest()
-        order[_DIGEST] = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        order[_DIGEST] = b64url(digest)
     named = order.get(_ORDER_ID)
     same = envelope["operation"]
     envelope["nextActions"] = [_lean_action(each, named, same) for each in envelope["nextActions"]]
