@@ -55,7 +55,7 @@ class Handed(NamedTuple):
 
 
 class _Engine(OnchainEngine):
-    """Its orders' XMR deposits are confirmed: there is no Monero here."""
+    """The engine with all XMR deposits confirmed: there is no Monero here."""
 
     @override
     async def confirmations(self, key: DepositKey) -> int:

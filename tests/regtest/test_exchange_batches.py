@@ -79,11 +79,10 @@ async def test_payouts_that_are_due_together_leave_in_one_transaction(trader: Tr
     assert stored == (ORDERS, 1, 1)
 
 
-@pytest.mark.parametrize("crashes", CHAINS.values(), ids=CHAINS)
-async def test_a_service_killed_while_it_pays_several_pays_each_once(
-    trader: Trader, crashes: Sequence[Crash]
+async def kill_and_finish(
+    trader: Trader, crashes: Sequence[Crash], swaps: Sequence[PaidOrder]
 ) -> None:
-    swaps = await all_due(trader)
+    """Kill the service at each crash point in turn, then let it finish the swaps."""
     for crash in crashes:
         async with trader.stack.starting(crash) as at:  # it may be killed before it is ready
             with suppress(Gone):
@@ -93,6 +92,14 @@ async def test_a_service_killed_while_it_pays_several_pays_each_once(
     async with trader.stack.serving() as at:
         await trader.finish(at, *swaps)
         await trader.stop(at)
+
+
+@pytest.mark.parametrize("crashes", CHAINS.values(), ids=CHAINS)
+async def test_a_service_killed_while_it_pays_several_pays_each_once(
+    trader: Trader, crashes: Sequence[Crash]
+) -> None:
+    swaps = await all_due(trader)
+    await kill_and_finish(trader, crashes, swaps)
     assert await paid_by(trader, swaps) == 1
     await trader.check()
 
@@ -102,15 +109,7 @@ async def test_service_killed_while_it_pays_several_in_usdc_pays_once(
     trader: Trader, crashes: Sequence[Crash]
 ) -> None:
     swaps = await all_due(trader, "x2u")
-    for crash in crashes:
-        async with trader.stack.starting(crash) as at:  # it may be killed before it is ready
-            with suppress(Gone):
-                await at.ready()
-                await reaches(trader.stack, at, swaps[0].order_id, "completed")
-            await at.death(DEATH_SECONDS)
-    async with trader.stack.serving() as at:
-        await trader.finish(at, *swaps)
-        await trader.stop(at)
+    await kill_and_finish(trader, crashes, swaps)
     await trader.check()
     with closing(sqlite3.connect(trader.stack.data_dir / DATABASE_NAME)) as books:
         made = books.execute(

@@ -122,7 +122,7 @@ class Operator:
             await self._row.resume()
 
     async def drill(self) -> None:
-        """Pause payouts at random times, whatever is under way; a look resumes them."""
+        """Pause payouts at random times; resume them at the next look."""
         while True:
             await asyncio.sleep(10 + 100 * self._chance.random())
             if not self._universe.is_striking or not self._is_busy:
