@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NewType
 
 from rpcsvc.domain.order import Order, OrderStatus
 from rpcsvc.domain.pricing import ONE_USDC, Direction
@@ -34,12 +34,9 @@ def _bounds() -> Iterator[int]:
 BOUNDS: Final = tuple(_bounds())
 
 
-class SwapKind(NamedTuple):
-    """The swaps whose times are comparable. ``size`` numbers the classes from the smallest."""
-
-    direction: str
-    chain: str
-    size: int
+# The swaps whose times are comparable, as "x2u/arbitrum/0": direction, chain, and the number of the
+# class of size, counted from the smallest.
+SwapKind = NewType("SwapKind", str)
 
 
 class SettleTime(NamedTuple):
@@ -60,7 +57,8 @@ class ObservedTime(NamedTuple):
 def kind_of(direction: Direction, chain: str, deposit: int, output: int) -> SwapKind:
     """Return the kind of a swap; deposit and output in atomic units of their assets."""
     usdc = output if direction is Direction.XMR_TO_USDC else deposit
-    return SwapKind(direction.value, chain, sum(usdc >= usd * ONE_USDC for usd in _SIZES))
+    size = sum(usdc >= usd * ONE_USDC for usd in _SIZES)
+    return SwapKind(f"{direction.value}/{chain}/{size}")
 
 
 def kind_of_order(order: Order) -> SwapKind:

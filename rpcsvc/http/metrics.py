@@ -250,7 +250,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self._calls: Counter[Labels] = Counter()
-        self._client_calls: Counter[Labels] = Counter()
         self._call_seconds = defaultdict[str, Histogram](partial(Histogram, _CALL_SECONDS))
         self._responses: Counter[int] = Counter()
         self._reached: Counter[Labels] = Counter()
@@ -265,9 +264,8 @@ class Metrics:
     def call(self, operation: str, call: Call, reply: Reply, seconds: float | None) -> None:
         """Count a call of an operation; ``seconds`` is None where it was refused before it ran."""
         outcome = "ok" if reply.error is None else code_of(reply.error)
-        self._calls[operation, call.transport, outcome] += 1
-        if call.known is not None:
-            self._client_calls[call.known.name, outcome] += 1
+        client = "" if call.known is None else call.known.name
+        self._calls[operation, call.transport, outcome, client] += 1
         if seconds is not None:
             self._call_seconds[operation].observe(seconds)
 
@@ -307,8 +305,13 @@ class Metrics:
 
     def families(self) -> Iterator[Metric]:
         """The families of the counters."""
-        yield counter("rpcsvc_calls", self._calls.items())
-        yield counter("rpcsvc_client_calls", self._client_calls.items())
+        calls, by_client = Counter[Labels](), Counter[Labels]()
+        for (operation, transport, outcome, client), n in self._calls.items():
+            calls[operation, transport, outcome] += n
+            if client:
+                by_client[client, outcome] += n
+        yield counter("rpcsvc_calls", calls.items())
+        yield counter("rpcsvc_client_calls", by_client.items())
         yield _histograms("rpcsvc_call_seconds", _labelled(self._call_seconds))
         statuses = self._responses.items()
         yield counter("rpcsvc_responses", [((str(status),), n) for status, n in statuses])

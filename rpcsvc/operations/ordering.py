@@ -30,6 +30,7 @@ from rpcsvc.domain.order import (
 )
 from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.domain.refunds import plan_refunds
+from rpcsvc.domain.settle_times import kind_of_order
 from rpcsvc.domain.twap import is_filling
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.operations.approvals import Unapproved, approved
@@ -166,7 +167,11 @@ def as_view(order: Order, answer: Answer[StatusResult]) -> StatusView:
     body = head("swap.status", answer)
     # The next actions change with time only while a deposit is awaited.
     awaits = order.status in AWAITS_DEPOSIT
-    return StatusView(body, order.terms.expires_at if awaits else None)
+    return StatusView(
+        body,
+        order.terms.expires_at if awaits else None,
+        None if order.status.is_terminal else kind_of_order(order),
+    )
 
 
 def view_key(views: ViewContext, chains: list[str]) -> str:

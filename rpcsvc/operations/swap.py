@@ -16,7 +16,6 @@ import orjson
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from rpcsvc import strict_json
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import USDC, Money, format_units, parse_any_amount, require_storable
@@ -51,7 +50,7 @@ from rpcsvc.operations.params import (
     SwapParams,
 )
 from rpcsvc.operations.service import Answer, Call, SandboxService, Service, Stored, action
-from rpcsvc.operations.views import observed_view
+from rpcsvc.operations.views import observed_json, observed_view
 from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import NEEDED, FaultKind, OrderRequest, QuoteRequest, VenueQuote
@@ -222,11 +221,11 @@ async def status(
     view = await service.store.status_view(order_id, service.clock.now_ms())
     if view is not None:
         require_verified(params.verify, view.to_address)
-        if view.is_over:
+        if view.kind is None:
             return Stored(view.body)
         # Added when it is sent: the stored answer is as old as the order's last event.
-        observed = observed_view(await service.observed.of(view.kind))
-        return Stored(with_data(view.body, "observedTime", strict_json.dumps(observed)))
+        found = await service.observed.of(view.kind)
+        return Stored(with_data(view.body, "observedTime", observed_json(found)))
     order, is_paying = await find_funding(service, order_id)
     require_verified(params.verify, order.terms.to_address)
     answer = status_answer(service.views, order, service.clock.now_ms(), is_paying=is_paying)

@@ -6,12 +6,14 @@ Fields for people beside it are decimal strings.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 import orjson
 from msgspec import UNSET, Raw, UnsetType
 
+from rpcsvc import strict_json
 from rpcsvc.clock import iso8601
 from rpcsvc.domain import twap
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
@@ -79,6 +81,12 @@ def draft_fields(order: Order, now: int) -> dict[str, Any]:
 def observed_view(found: ObservedTime | None) -> models.ObservedTimeView | None:
     """``observedTime``, from measured settle times."""
     return None if found is None else models.ObservedTimeView(*found)
+
+
+@lru_cache(maxsize=256)
+def observed_json(found: ObservedTime | None) -> bytes:
+    """``observedTime`` as JSON."""
+    return strict_json.dumps(observed_view(found))
 
 
 def may_fund(order: Order, now: int) -> bool:

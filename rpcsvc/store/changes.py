@@ -13,7 +13,7 @@ from rpcsvc.domain.events import Effect
 from rpcsvc.domain.finality import FinalityChange
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.reservations import Admission, ReservationChange
-from rpcsvc.domain.settle_times import SettleTime
+from rpcsvc.domain.settle_times import SettleTime, SwapKind
 from rpcsvc.domain.webhooks import Webhook
 
 
@@ -125,10 +125,12 @@ class StatusView(Struct, frozen=True):
     """An order's status answer, written when the order last changed (operations/ordering.py).
 
     ``body`` is the envelope without its request id; it holds until ``valid_until`` (ms), if set.
+    ``kind`` is that of the swap, whose observed time is added when it is sent; None: none is.
     """
 
     body: bytes
     valid_until: int | None
+    kind: SwapKind | None = None
 
 
 class RelayState(StrEnum):

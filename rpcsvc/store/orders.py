@@ -16,9 +16,9 @@ from rpcsvc.clock import day_of
 from rpcsvc.domain.clients import Approval
 from rpcsvc.domain.events import AdvanceTransfer, order_of
 from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
-from rpcsvc.domain.order import OnDeadline, Order, OrderStatus
+from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.domain.settle_times import SwapKind, kind_of
+from rpcsvc.domain.settle_times import SwapKind
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.approvals import approval_of, use_statements
 from rpcsvc.store.authorizations import IS_UNRESOLVED
@@ -90,8 +90,7 @@ _SESSION_START: Final = 8
 _ADDRESS_END: Final = 9
 
 _SELECT_VIEW: Final = (
-    "SELECT o.to_address, o.direction, o.chain, o.deposit_amount, o.expected_output, o.status,"
-    " v.view FROM orders o JOIN status_views v ON v.order_seq = o.seq"
+    "SELECT o.to_address, v.view, v.kind FROM orders o JOIN status_views v ON v.order_seq = o.seq"
     " WHERE o.order_id = :order_id AND v.key = :key"
     # It tells to send a deposit: not while a signed payment is under way.
     " AND (v.valid_until IS NULL OR (v.valid_until > :now AND NOT EXISTS ("
@@ -207,10 +206,10 @@ _INSERT_EVENT: Final = (
     f" VALUES ({_SEQ}, :version, :at, :event, :status, :details)"
 )
 _UPSERT_VIEW: Final = (
-    "INSERT INTO status_views (order_seq, view, valid_until, key)"
-    f" VALUES ({_SEQ}, :view, :valid_until, :key)"
+    "INSERT INTO status_views (order_seq, view, valid_until, key, kind)"
+    f" VALUES ({_SEQ}, :view, :valid_until, :key, :kind)"
     " ON CONFLICT (order_seq) DO UPDATE SET view = excluded.view,"
-    " valid_until = excluded.valid_until, key = excluded.key"
+    " valid_until = excluded.valid_until, key = excluded.key, kind = excluded.kind"
 )
 _DELETE_VIEW: Final = f"DELETE FROM status_views WHERE order_seq = {_SEQ}"
 _INSERT_EFFECT: Final = (
@@ -243,12 +242,11 @@ _REDUCE: Final = (
 
 
 class StoredView(NamedTuple):
-    """A stored status answer, with the destination, the kind of swap, and whether it is over."""
+    """A stored status answer, with the destination, and the kind of swap unless it is over."""
 
     to_address: str
     body: bytes
-    kind: SwapKind
-    is_over: bool
+    kind: SwapKind | None
 
 
 class OrderStore(
@@ -302,15 +300,7 @@ class OrderStore(
         row = await self._db.fetch_one(
             _SELECT_VIEW, order_id=order_id, key=self._view_key(), now=now
         )
-        if row is None:
-            return None
-        direction = Direction(row["direction"])
-        return StoredView(
-            row["to_address"],
-            row["view"],
-            kind_of(direction, row["chain"], row["deposit_amount"], row["expected_output"]),
-            OrderStatus(row["status"]).is_terminal,
-        )
+        return StoredView(row["to_address"], row["view"], row["kind"]) if row else None
 
     async def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
         """The id of the order that has this deposit address."""
@@ -572,6 +562,7 @@ def _view_statements(change: Change, order_id: str, key: str) -> list[Statement]
     if view is not None:
         values = {
             "order_id": order_id, "view": view.body, "valid_until": view.valid_until, "key": key,
+            "kind": view.kind,
         }  # fmt: skip
         return [Statement(_UPSERT_VIEW, values)]
     return [] if change.is_new else [Statement(_DELETE_VIEW, {"order_id": order_id})]

@@ -9,14 +9,13 @@ from rpcsvc.domain.settle_times import DAYS, SettleTime, SwapKind
 from rpcsvc.store.database import Statement, Tables
 
 _COUNT: Final = (
-    "INSERT INTO settle_times (day, direction, chain, size, bucket, orders)"
-    " VALUES (:day, :direction, :chain, :size, :bucket, 1)"
-    " ON CONFLICT (day, direction, chain, size, bucket)"
+    "INSERT INTO settle_times (day, kind, bucket, orders) VALUES (:day, :kind, :bucket, 1)"
+    " ON CONFLICT (day, kind, bucket)"
     " DO UPDATE SET orders = settle_times.orders + 1"
 )
 _SELECT: Final = (
-    "SELECT direction, chain, size, bucket, sum(orders) AS orders FROM settle_times"
-    " WHERE day > :before GROUP BY direction, chain, size, bucket"
+    "SELECT kind, bucket, sum(orders) AS orders FROM settle_times"
+    " WHERE day > :before GROUP BY kind, bucket"
 )
 _FORGET: Final = "DELETE FROM settle_times WHERE day <= :before"
 
@@ -31,8 +30,7 @@ class SettleTimeRows:
         """Return the orders by kind and bucket of the DAYS that end with ``day``."""
         found: dict[SwapKind, dict[int, int]] = defaultdict(dict)
         for row in await self._db.fetch(_SELECT, before=day - DAYS):
-            kind = SwapKind(row["direction"], row["chain"], row["size"])
-            found[kind][row["bucket"]] = int(row["orders"])
+            found[SwapKind(row["kind"])][row["bucket"]] = int(row["orders"])
         return dict(found)
 
 
@@ -40,5 +38,5 @@ def settle_time_statements(time: SettleTime | None, day: int) -> list[Statement]
     """Statements that count an order on a day, and delete the days that count no longer."""
     if time is None:
         return []
-    counted = {**time.kind._asdict(), "bucket": time.bucket, "day": day}
+    counted = {"kind": time.kind, "bucket": time.bucket, "day": day}
     return [Statement(_FORGET, {"before": day - DAYS}), Statement(_COUNT, counted)]

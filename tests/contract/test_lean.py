@@ -78,7 +78,7 @@ def size(answer: Json) -> int:
 async def fill_observed_times(served: Served) -> None:
     """Count so many orders of each kind that quotes and status say what they took."""
     kinds = [
-        SwapKind(direction, chain, size)
+        SwapKind(f"{direction}/{chain}/{size}")
         for direction, chain in (("x2u", "arbitrum"), ("u2x", "base"))
         for size in range(4)
     ]

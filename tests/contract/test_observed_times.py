@@ -15,7 +15,7 @@ from tests.contract.bff import until_completed
 from tests.contract.serving import BACK, MONERO, SWAP, Served
 from tests.mcp import call
 
-KIND = SwapKind("x2u", "arbitrum", 1)
+KIND = SwapKind("x2u/arbitrum/1")
 QUOTED = {name: SWAP[name] for name in ("direction", "chain", "amount")}
 
 

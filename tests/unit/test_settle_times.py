@@ -87,7 +87,7 @@ def test_sizes_are_classed_by_their_usdc() -> None:
     for direction in Direction:
         is_sold = direction is Direction.XMR_TO_USDC
         kinds = [kind_of(direction, "base", *((1, n) if is_sold else (n, 1))) for n in units]
-        assert [kind.size for kind in kinds] == [0, 1, 1, 2, 3]
+        assert kinds == [f"{direction}/base/{size}" for size in (0, 1, 1, 2, 3)]
 
 
 def test_bounds_grow_by_a_fifth_at_most() -> None:

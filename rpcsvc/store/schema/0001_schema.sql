@@ -269,12 +269,14 @@ CREATE TABLE effects (
 CREATE INDEX effects_hurried ON effects (order_id) WHERE hurried = 1;
 
 -- The status answer of an order, written with the change that it shows; ``key`` names the code and
--- settings that rendered it. Beside the orders and not in their rows: deleting it frees its pages.
+-- settings that rendered it, ``kind`` the kind of swap whose observed time is added when it is sent,
+-- NULL of an order that is over. Beside the orders and not in their rows: deleting it frees its pages.
 CREATE TABLE status_views (
     order_seq   INTEGER PRIMARY KEY REFERENCES orders (seq) DEFERRABLE INITIALLY DEFERRED,
     view        BLOB NOT NULL,
     valid_until INTEGER,
-    key         TEXT NOT NULL
+    key         TEXT NOT NULL,
+    kind        TEXT
 ) STRICT;
 
 -- What each order may still take out of the wallet of a network (rpcsvc/domain/reservations.py): for
@@ -673,17 +675,15 @@ CREATE TABLE ticket_counts (
 
 -- --- Settle times -------------------------------------------------------------------------------
 
--- How many orders of a kind (direction, chain, class of size) settled on a day (UTC, counted from
--- the epoch) within the seconds of a bucket (rpcsvc/domain/settle_times.py). Counted by the commit that
+-- How many orders of a kind ("direction/chain/class of size") settled on a day (UTC, counted from the
+-- epoch) within the seconds of a bucket (rpcsvc/domain/settle_times.py). Counted by the commit that
 -- completes the order, which deletes the days that count no longer.
 CREATE TABLE settle_times (
-    day       INTEGER NOT NULL,
-    direction TEXT    NOT NULL,
-    chain     TEXT    NOT NULL,
-    size      INTEGER NOT NULL,
-    bucket    INTEGER NOT NULL,
-    orders    INTEGER NOT NULL CHECK (orders > 0),
-    PRIMARY KEY (day, direction, chain, size, bucket)
+    day    INTEGER NOT NULL,
+    kind   TEXT    NOT NULL,
+    bucket INTEGER NOT NULL,
+    orders INTEGER NOT NULL CHECK (orders > 0),
+    PRIMARY KEY (day, kind, bucket)
 ) STRICT, WITHOUT ROWID;
 
 -- --- Signed authorizations ----------------------------------------------------------------------

@@ -65,7 +65,7 @@ _COPIED: Final = {
 }
 _FILL: Final = (
     "INSERT INTO event_log SELECT seq, version, created_at, 'e', status, '{}' FROM orders",
-    "INSERT INTO status_views SELECT seq, 'view', NULL, 'key' FROM orders",
+    "INSERT INTO status_views SELECT seq, 'view', NULL, 'key', NULL FROM orders",
     "INSERT INTO idempotency_keys"
     " (namespace, idempotency_key, operation, params, body, created_at, order_seq)"
     " SELECT 'n', md5(order_id), 'swap.create', '{}', 'body', created_at, seq FROM orders",

@@ -14,7 +14,7 @@ from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.settle_times import settle_time_statements
 from tests.unit.orders import NOW, VIEW, created, fresh
 
-KIND = SwapKind("x2u", "arbitrum", 1)
+KIND = SwapKind("x2u/arbitrum/1")
 DAY = NOW // 86_400_000
 
 
@@ -24,7 +24,7 @@ def store(database: Tables) -> OrderStore:
 
 
 async def test_orders_are_counted_by_kind_and_bucket(store: OrderStore, database: Tables) -> None:
-    other = KIND._replace(chain="base")
+    other = SwapKind("x2u/base/1")
     times = [SettleTime(KIND, 3), SettleTime(KIND, 3), SettleTime(KIND, 4), SettleTime(other, 3)]
     await asyncio.gather(*(database.write(settle_time_statements(t, DAY)) for t in times))
     assert await store.settle_times(DAY) == {KIND: {3: 2, 4: 1}, other: {3: 1}}
