@@ -21,7 +21,7 @@ from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import faults
-from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, TransferRejected
+from rpcsvc.orders.ports.wallets import LacksFunds, Outcome, PreparedTransfer, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
@@ -51,7 +51,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.chain_options import monero_options
-from tests.recording import sign
+from tests.recording import Recorder, sign
 from tests.sandbox import ManualClock
 
 XMR = 10**12
@@ -151,6 +151,7 @@ class Wallet:
     behind: int = 0
     calls: list[str] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
+    held: int = 10**15
 
     async def primary_address(self) -> str:
         return self.primary
@@ -160,6 +161,9 @@ class Wallet:
 
     async def validate(self, address: str) -> AddressCheck:
         return self.addresses.get(address, GOOD)
+
+    async def total(self) -> int:
+        return self.held
 
     async def index_of(self, address: str) -> SubaddressIndex | None:
         return SubaddressIndex(1, 7) if address in self.own else None
@@ -262,6 +266,35 @@ def transfer(name: str = "tr_1", units: int = XMR, address: str | None = None) -
 
 def upkeep(name: str = "upkeep-1", parts: int = 1) -> MoneroPaymentOrder:
     return MoneroPaymentOrder(name, MoneroPurpose.UPKEEP, OWN, XMR, parts)
+
+
+# --- what is left for others ---------------------------------------------------------------------
+
+
+async def test_payout_leaves_what_others_may_need(rig: Rig) -> None:
+    rig.wallet.held = 3 * XMR
+    record = Recorder()
+    with pytest.raises(LacksFunds) as lack:
+        await rig.payments.prepare(transfer(), [], record, {"tr_1": 2 * XMR})
+    assert lack.value.missing.units == FEE
+    assert rig.wallet.signed == []
+    await rig.payments.prepare(transfer(), [], record, {"tr_1": 2 * XMR - FEE})
+    assert [item.transfer_ids for item in record.signed] == [("tr_1",)]
+
+
+async def test_companions_leave_what_others_may_need_together(rig: Rig) -> None:
+    rig.wallet.held = 5 * XMR
+    names = ("tr_1", "tr_2", "tr_3")
+    first, *others = [transfer(name) for name in names]
+    record = Recorder()
+    await rig.payments.prepare(first, others, record, dict.fromkeys(names, 2 * XMR))
+    assert [item.transfer_ids for item in record.signed] == [("tr_1", "tr_2")]
+
+
+async def test_refund_takes_the_last_of_the_wallet(rig: Rig) -> None:
+    rig.wallet.held = XMR
+    await rig.sign(transfer())
+    assert len(rig.wallet.signed) == 1
 
 
 # --- signing -------------------------------------------------------------------------------------

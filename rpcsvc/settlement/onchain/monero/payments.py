@@ -10,7 +10,7 @@ error. It has failed only if another transaction that spends one of its inputs i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -22,7 +22,14 @@ from rpcsvc.domain.money import XMR, format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Condition, faults
-from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
+from rpcsvc.orders.ports.wallets import (
+    LacksFunds,
+    Outcome,
+    PreparedTransfer,
+    Record,
+    TransferRejected,
+    Verdict,
+)
 from rpcsvc.settlement.onchain.adapter import Payments
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
@@ -168,7 +175,11 @@ class MoneroPayments(Payments):
 
     @override
     async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+        self,
+        transfer: Transfer,
+        companions: Sequence[Transfer],
+        record: Record,
+        leaves: Mapping[str, int],
     ) -> Sequence[Transfer]:
         with self._connection.watched():
             await self._connection.ready()
@@ -179,7 +190,9 @@ class MoneroPayments(Payments):
                 check = await self._check_destination(transfer.address)
                 # A transaction with a payment id has one recipient.
                 fit = [] if check.integrated else await self._fit(companions)
-                payment = await self._sign_together([transfer, *fit])
+                payment = await self._sign_together(
+                    await self._affordable([transfer, *fit], leaves)
+                )
 
                 async def commit(rows: Rows) -> None:
                     await self._ledger.add_payment(payment, rows)
@@ -209,6 +222,26 @@ class MoneroPayments(Payments):
             if not check.integrated:
                 fit.append(item)
         return fit
+
+    async def _affordable(
+        self, transfers: Sequence[Transfer], leaves: Mapping[str, int]
+    ) -> list[Transfer]:
+        """Return the transfers after which what must be left is left, locked or not.
+
+        Raises LacksFunds for the first one.
+        """
+        left, affordable = await self._connection.wallet.total(), list[Transfer]()
+        for item in transfers:
+            kept = leaves.get(item.transfer_id, 0)
+            # The fee has a margin: a refund, which leaves nothing, is tried without it.
+            taken = item.units + (item.fee if kept else 0)
+            missing = taken + kept - left
+            if missing <= 0:
+                affordable.append(item)
+                left -= taken
+            elif item is transfers[0]:
+                raise LacksFunds(item, missing)
+        return affordable
 
     async def _sign_together(self, transfers: Sequence[Transfer]) -> MoneroPayment:
         """Sign one payment for all that fit; for the first alone if that can't be made."""
