@@ -55,8 +55,8 @@ class Handed(NamedTuple):
     calls: Counter[str]
 
 
-class _Engine(OnchainEngine):
-    """The engine with all XMR deposits confirmed: there is no Monero here."""
+class SettledEngine(OnchainEngine):
+    """An engine with all deposits confirmed: only their payouts are of interest."""
 
     @override
     async def confirmations(self, key: DepositKey) -> int:
@@ -183,7 +183,9 @@ async def due_payouts(own: EvmPayer, delay: float = 0.0) -> AsyncIterator[DuePay
         guard = PayoutGuard(
             own.switch, {USDC_ASSET: Caps(_CAP, _CAP)}, SignedPayments(own.database), own.clock
         )
-        engine = _Engine([adapter], guard, floors={USDC_ASSET: 0}, poll_ms=1000, journal=journal)
+        engine = SettledEngine(
+            [adapter], guard, floors={USDC_ASSET: 0}, poll_ms=1000, journal=journal
+        )
         made = DuePayouts(own, proxy, adapter, engine)
         proxy.stand_in = made.counted
         await own.controls.automine(enabled=False)
