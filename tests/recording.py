@@ -34,7 +34,7 @@ async def sign(payments: Payments, transfer: Transfer, *companions: Transfer) ->
     if known is not None:
         return known
     record = Recorder()
-    await payments.prepare(transfer, companions, record)
+    await payments.prepare(transfer, companions, record, {})
     return record.signed[0]
 
 

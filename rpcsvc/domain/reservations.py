@@ -19,7 +19,15 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from rpcsvc.domain.deposit_rules import units_by_rate
-from rpcsvc.domain.order import AWAITS_DEPOSIT, Deposit, Order, OrderStatus, Transfer, TransferState
+from rpcsvc.domain.order import (
+    AWAITS_DEPOSIT,
+    Deposit,
+    Order,
+    OrderStatus,
+    Transfer,
+    TransferKind,
+    TransferState,
+)
 from rpcsvc.domain.pricing import Direction
 
 ADDRESS: Final = "address"
@@ -239,6 +247,31 @@ class Holdings(Struct, frozen=True):
     free: int
     locked: int
     seconds_to_unlock: int
+
+
+class Claims(NamedTuple):
+    """The units on a network that orders and withdrawals may still take, less signed transfers.
+
+    ``returnable``: the part of ``total`` that may have to go back to depositors, planned refunds
+    included.
+    """
+
+    total: int
+    returnable: int
+
+
+def units_to_leave(order: Order, transfer: Transfer, claims: Claims) -> int:
+    """Return the units that a wallet must have left, or coming back, after an unsigned transfer.
+
+    A refund waits for nobody. A payout never takes deposits that may have to go back; above what
+    was quoted (too much was deposited, or the rate rose) it takes no other order's money either.
+    An order that waits too long for that is refunded at its deadline, so that none waits for ever.
+    """
+    if transfer.kind is TransferKind.REFUND:
+        return 0
+    if transfer.units <= order.terms.expected_output:
+        return claims.returnable
+    return claims.total - transfer.units - transfer.fee
 
 
 class ReservationChange(Struct, frozen=True):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from typing_extensions import override
 from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
-from rpcsvc.domain.order import Order
+from rpcsvc.domain.order import Order, Transfer
 from rpcsvc.domain.pricing import Direction, convert_floor, payout_asset
 from rpcsvc.domain.reservations import (
     ALL,
@@ -32,6 +32,7 @@ from rpcsvc.domain.reservations import (
     excesses,
     is_known,
     room,
+    units_to_leave,
     worst,
 )
 from rpcsvc.errors import AmountAboveMaximum, RateLimited, Unavailable
@@ -202,6 +203,12 @@ class Inventory(Protocol):
         """
         ...
 
+    async def leaves(self, due: Sequence[tuple[Order, Transfer]]) -> Mapping[str, int]:
+        """Return what must be left after each of one network's unsigned transfers, by its id, in
+        units. Raises errors.Unavailable.
+        """
+        ...
+
 
 class SimulatedInventory(Inventory):
     """No limit: a simulated wallet that runs dry is one of the faults to try out."""
@@ -225,6 +232,10 @@ class SimulatedInventory(Inventory):
     @override
     async def payable_for(self, order: Order) -> int | None:
         return None
+
+    @override
+    async def leaves(self, due: Sequence[tuple[Order, Transfer]]) -> Mapping[str, int]:
+        return {}
 
 
 class WalletInventory(Inventory):
@@ -277,6 +288,11 @@ class WalletInventory(Inventory):
         beside = reserved - await self._store.reserved_by(order.order_id, network)
         held = self._holdings(network)
         return max(0, held.free + held.locked - beside)
+
+    @override
+    async def leaves(self, due: Sequence[tuple[Order, Transfer]]) -> Mapping[str, int]:
+        claims = await self._store.claims(due[0][1].network)
+        return {item.transfer_id: units_to_leave(order, item, claims) for order, item in due}
 
     def _payable(self, network: str, reserved: Reserved) -> Holdings:
         """Return what can be paid out on a network after open orders have taken their share."""

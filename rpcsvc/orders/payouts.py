@@ -36,6 +36,7 @@ from rpcsvc.domain.order import (
     TransferState,
 )
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.inventory import Inventory
 from rpcsvc.orders.ports.wallets import (
     Outcome,
     PreparedTransfer,
@@ -72,6 +73,7 @@ class Payouts:
         self,
         store: OrderStore,
         engine: Wallets,
+        inventory: Inventory,
         processor: OrderProcessor,
         clock: Clock,
         quarantine: Quarantine,
@@ -79,6 +81,7 @@ class Payouts:
     ) -> None:
         self._store = store
         self._engine = engine
+        self._inventory = inventory
         self._processor = processor
         self._clock = clock
         self._quarantine = quarantine
@@ -146,9 +149,12 @@ class Payouts:
         companions: list[Transfer] = []
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS) as limit:
-                companions = await self._companions(transfer)
+                due = [(order, transfer), *await self._companions(transfer)]
+                companions = [item for _, item in due[1:]]
+                leaves = await self._inventory.leaves(due)
                 record = partial(self._record, limit)
-                self._pass_over(await self._engine.prepare(transfer, companions, record))
+                left = await self._engine.prepare(transfer, companions, record, leaves)
+                self._pass_over(left)
         except TransferRejected as refused:
             event = TransferFailed(transfer.transfer_id, str(refused))
             await self._processor.apply(order.order_id, event, done=(effect,))
@@ -224,8 +230,9 @@ class Payouts:
         late = is_due and (order.deadline_at or 0) <= self._clock.now_ms()
         return late and transfer.kind is TransferKind.PAYOUT
 
-    async def _companions(self, transfer: Transfer) -> list[Transfer]:
-        """Others that are due on the network and may be signed together with this one.
+    async def _companions(self, transfer: Transfer) -> list[tuple[Order, Transfer]]:
+        """Others that are due on the network and may be signed together with this one, with their
+        orders.
 
         One transfer of an order at a time: its next one may depend on what became of this one.
         Those that waited for something else lately take no place from others: they go on alone.
@@ -239,20 +246,21 @@ class Payouts:
             if 0 < until - now <= _PASSED_OVER_MS
         }
         left_out = self._alone | self._passed_over.keys()
-        found = {order_of(transfer.transfer_id): transfer}
+        own = order_of(transfer.transfer_id)
+        found = dict[str, tuple[Order, Transfer]]()
         limit = 2 * most + len(left_out)
         for order_id, transfer_id in await self._store.planned_transfers(transfer.network, limit):
-            if transfer_id in left_out or order_id in found:
+            if transfer_id in left_out or order_id == own or order_id in found:
                 continue
             order = await self._store.order(order_id)
             item = order.transfer(transfer_id) if order else None
             if order is None or item is None or not _is_agreed(order, item):
                 continue
             if await self._may_be_signed(order, item):
-                found[order_id] = item
-            if len(found) == most:
+                found[order_id] = order, item
+            if len(found) == most - 1:
                 break
-        return list(found.values())[1:]
+        return list(found.values())
 
     async def _publish_and_record(
         self, order_id: str, transfer: Transfer, effect: AdvanceTransfer

@@ -138,7 +138,7 @@ async def settling_service(
     watcher = DepositWatcher(store, wallets, processor, rates, quarantine, clock, policy.finality)
     inventory = _inventory(orders, wallets)
     published = _published(orders, rates)
-    payouts = Payouts(store, wallets, processor, clock, quarantine, orders.lease)
+    payouts = Payouts(store, wallets, inventory, processor, clock, quarantine, orders.lease)
     withdrawals = Withdrawals(
         WithdrawalStore(orders.tables), orders, wallets, wallets, limits, payouts.writers
     )

@@ -376,7 +376,8 @@ class Withdrawals:
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS) as limit:
                 record = partial(self._record, item, limit)
-                await self._engine.prepare(item.transfer, (), record)
+                leaves = {name: await self._claimed_by_others(item)}
+                await self._engine.prepare(item.transfer, (), record, leaves)
         except TransferRejected as refused:
             now = self._clock.now_ms()
             await self._put(item, stepped(item, TransferState.FAILED, now, reason=str(refused)))
@@ -388,6 +389,14 @@ class Withdrawals:
             log.warning("withdrawal_not_prepared", withdrawal_id=name, exc_info=True)
         else:
             self._waits.pop(name, None)
+
+    async def _claimed_by_others(self, item: Withdrawal) -> int:
+        """Return the units that orders may still take from the wallet; 0 where nothing is
+        reserved.
+        """
+        if self._engine.holdings is None:
+            return 0
+        return (await self._orders.claims(item.network)).total - item.units - item.fee
 
     def _wait(self, item: Withdrawal, reason: str) -> None:
         self._waits[item.withdrawal_id] = _Wait(reason, self._clock.now_ms() + RETRY_MS)

@@ -10,7 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rpcsvc.domain.clients import Spending
-from rpcsvc.domain.reservations import TOTAL, Admission, Reservation, ReservationChange, Reserved
+from rpcsvc.domain.reservations import (
+    TOTAL,
+    Admission,
+    Claims,
+    Reservation,
+    ReservationChange,
+    Reserved,
+)
 from rpcsvc.store.database import Statement, Tables, upsert
 
 _FUNDED: Final = upsert(
@@ -56,6 +63,21 @@ _SELECT_SUMS: Final = (
     "SELECT scope, network, units, number FROM reservation_sums"
     " WHERE scope IN ('total', 'all', 'by_address', :client) AND network IN (:network, '')"
 )
+# An order has its deposits on one network, and its payout on another. CROSS JOIN has SQLite begin
+# with the few rows of open orders.
+_SELECT_CLAIMS: Final = """
+    SELECT 'total' AS part, coalesce(sum(units), 0) AS units
+        FROM reservation_sums WHERE scope = 'total' AND network = :network
+    UNION ALL SELECT 'deposits', coalesce(sum(r.units), 0)
+        FROM reservations r CROSS JOIN orders o
+        WHERE r.network = :network AND r.kind = 'funded' AND o.order_id = r.order_id
+            AND o.deposit_network = :network
+    UNION ALL SELECT t.kind, coalesce(sum(t.units + t.fee), 0)
+        FROM effects e CROSS JOIN transfers t
+        WHERE e.kind = 'advance_transfer' AND t.transfer_id = e.subject AND t.network = :network
+            AND t.state IN ('prepared', 'published', 'unknown')
+        GROUP BY t.kind
+"""
 _SELECT_UNFUNDED: Final = (
     "SELECT network, units, client, deposit_network, expires_at FROM reservations"
     " WHERE kind = 'unfunded'"
@@ -79,6 +101,14 @@ class ReservationRows:
         units = {row["scope"]: row["units"] for row in rows if row["network"] == network}
         orders = sum(row["number"] for row in rows if not row["network"])
         return Reserved(units.pop(TOTAL, 0), units, orders)
+
+    async def claims(self, network: str) -> Claims:
+        """Units on a network that are reserved and for which no transfer is signed yet."""
+        rows = await self._db.fetch(_SELECT_CLAIMS, network=network)
+        units = {row["part"]: int(row["units"]) for row in rows}
+        refunds = units.get("refund", 0)
+        signed = refunds + units.get("payout", 0)
+        return Claims(units["total"] - signed, units["deposits"] - refunds)
 
     async def reserved_by(self, order_id: str, network: str) -> int:
         """Units that one order reserves on a network."""

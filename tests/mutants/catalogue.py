@@ -29,6 +29,18 @@ MUTANTS: Final = (
         "    return order.terms.payout({fresh: due}, is_priced=is_priced)",
     ),
     Mutant(
+        "overpaid-takes-reservations",
+        "a payout above its quote takes what others were quoted",
+        "    return claims.total - transfer.units - transfer.fee\n",
+        "    return claims.returnable\n",
+    ),
+    Mutant(
+        "payout-takes-deposits",
+        "a payout takes deposits of others, and their refunds wait",
+        "        return claims.returnable\n",
+        "        return 0\n",
+    ),
+    Mutant(
         "overpaid-is-swapped",
         "a deposit over the maximum is swapped at the quoted rate",
         "    if total > order.terms.max_deposit:\n        return refund(order, OrderReason.ABOVE",
@@ -190,8 +202,8 @@ MUTANTS: Final = (
     Mutant(
         "usdc-is-counted-once",
         "payouts that are signed together each count on the same USDC",
-        "                left -= orders[-1].units\n",
-        "                left -= 0\n",
+        "self._payable(found, funds.after(orders), kept)",
+        "self._payable(found, funds, kept)",
     ),
     Mutant(
         "batch-has-one-line",

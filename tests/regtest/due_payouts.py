@@ -19,6 +19,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.ids import system_random
+from rpcsvc.orders.inventory import WalletInventory
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.processor import OrderProcessor, Quarantine
 from rpcsvc.orders.scheduler.effects import EffectRunner
@@ -54,8 +55,8 @@ class Handed(NamedTuple):
     calls: Counter[str]
 
 
-class _Engine(OnchainEngine):
-    """The engine with all XMR deposits confirmed: there is no Monero here."""
+class SettledEngine(OnchainEngine):
+    """An engine with all deposits confirmed: only their payouts are of interest."""
 
     @override
     async def confirmations(self, key: DepositKey) -> int:
@@ -77,7 +78,11 @@ class DuePayouts:
         view = StatusView(b"{}", None)
         self.processor = OrderProcessor(self.store, self.clock, lambda _order: view)
         lease = Lease(SETTLER, 1)
-        self.payouts = Payouts(self.store, engine, self.processor, self.clock, Quarantine(), lease)
+        limits = cast("Any", None)  # of orders before a deposit: there are none
+        inventory = WalletInventory(engine.holdings, self.store, limits, self.clock, b"")
+        self.payouts = Payouts(
+            self.store, engine, inventory, self.processor, self.clock, Quarantine(), lease
+        )
         self.effects = EffectRunner(
             self.store, self.processor, self.payouts, cast("Any", None), self.clock, poll_ms=1000
         )
@@ -178,7 +183,9 @@ async def due_payouts(own: EvmPayer, delay: float = 0.0) -> AsyncIterator[DuePay
         guard = PayoutGuard(
             own.switch, {USDC_ASSET: Caps(_CAP, _CAP)}, SignedPayments(own.database), own.clock
         )
-        engine = _Engine([adapter], guard, floors={USDC_ASSET: 0}, poll_ms=1000, journal=journal)
+        engine = SettledEngine(
+            [adapter], guard, floors={USDC_ASSET: 0}, poll_ms=1000, journal=journal
+        )
         made = DuePayouts(own, proxy, adapter, engine)
         proxy.stand_in = made.counted
         await own.controls.automine(enabled=False)

@@ -123,7 +123,7 @@ class EvmPayer:
         if known is not None:
             return known
         record = Recorder()
-        await self.payments.prepare(transfer, [], record)
+        await self.payments.prepare(transfer, [], record, {})
         return record.signed[0]
 
     async def prepared(self, transfer: Transfer) -> Transfer:

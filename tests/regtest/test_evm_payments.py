@@ -413,7 +413,9 @@ async def test_a_payout_that_its_order_refuses_uses_no_nonce(payer: EvmPayer) ->
     """The order is cancelled during signing: the bytes are dropped and leave no nonce gap."""
     refused = payer.transfer(USER)
     with pytest.raises(ImpossibleTransition):
-        await payer.payments.prepare(refused, [], Recorder(ImpossibleTransition("it is cancelled")))
+        await payer.payments.prepare(
+            refused, [], Recorder(ImpossibleTransition("it is cancelled")), {}
+        )
     assert await payer.payments.recorded(refused) is None
     other = await payer.paid(payer.transfer(FRIEND))
     assert (await payer.payment(other)).nonce == 0

@@ -9,9 +9,11 @@ from unittest.mock import patch
 
 import pytest
 
+from rpcsvc.orders.ports.wallets import LacksFunds
 from rpcsvc.settlement.onchain.evm.adapter import MOST_TOGETHER, EvmNetworkAdapter
+from tests.recording import Recorder
 from tests.regtest.due_payouts import DuePayouts, due_payouts
-from tests.regtest.evm_payer import HOT, USDC, USER, EvmPayer
+from tests.regtest.evm_payer import HOT, OTHERS, USDC, USER, EvmPayer
 from tests.unit.orders import XMR_UNIT
 
 MANY = 100
@@ -104,6 +106,24 @@ async def test_payouts_that_cannot_be_signed_delay_no_other(due: DuePayouts) -> 
     paid = await due.paid()
     assert [paid[name] for name in list(paid)[5:]] == [due.owed[name] for name in list(paid)[5:]]
     assert await nonces(due) == list(range(55))
+
+
+async def test_payouts_leave_what_refunds_may_need(payer: EvmPayer) -> None:
+    """The hot wallet has 1,000 USDC: two payouts of 100 fit where 750 may have to go back, and a
+    third one when a deposit is still to be swept.
+    """
+    due = [payer.transfer(OTHERS.address(number), 100 * USDC) for number in range(4)]
+    record, leaves = Recorder(), {item.transfer_id: 750 * USDC for item in due}
+    left = await payer.payments.prepare(due[0], due[1:], record, leaves)
+    assert [item.transfer_ids[0] for item in record.signed] == ["tr_1", "tr_2"]
+    assert left == due[2:]
+    for item in due[:2]:
+        await payer.paid(item)
+    with pytest.raises(LacksFunds) as lack:
+        await payer.payments.prepare(due[2], [], record, leaves)
+    assert lack.value.missing.units == 50 * USDC
+    await payer.give(3, 50 * USDC)
+    await payer.payments.prepare(due[2], [], record, leaves)
 
 
 async def test_payouts_beyond_the_wallet_wait_and_leave_no_gap(due: DuePayouts) -> None:

@@ -184,7 +184,7 @@ async def test_a_payout_that_its_order_refuses_keeps_nothing_back(
     refused, other = own.transfer(payee.address, UNITS), own.transfer(payee.address, 2 * UNITS)
     with pytest.raises(ImpossibleTransition):
         await own.adapter.payments.prepare(
-            refused, [], Recorder(ImpossibleTransition("it is cancelled"))
+            refused, [], Recorder(ImpossibleTransition("it is cancelled")), {}
         )
     assert await own.live_payments() == []
     await pay(own, await own.prepared(other))

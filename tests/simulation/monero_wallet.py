@@ -404,13 +404,10 @@ class WalletModel:
 
     def _balance(self, params: Mapping[str, Any]) -> Any:
         wallet, strict = self._wallet, params.get("strict", False)
-        minors = params.get("address_indices")
         held = [
             item
             for item in wallet.received.values()
-            if not (item.spent_at is not None if strict else item.is_spent)
-            and not item.frozen
-            and (minors is None or strict or item.minor in minors)
+            if not (item.spent_at is not None if strict else item.is_spent) and not item.frozen
         ]
         coming = 0
         if not strict:
@@ -419,8 +416,7 @@ class WalletModel:
                 paid.amount
                 for made in wallet.pool.values()
                 for paid in made.outputs
-                if (minor := self._minor_of(paid.address)) is not None
-                and (minors is None or minor in minors)
+                if self._minor_of(paid.address) is not None
             )
         unlocked = sum(item.amount for item in held if self._is_unlocked(item))
         left = [item.height + SPENDABLE_AGE - len(wallet.scanned) for item in held]

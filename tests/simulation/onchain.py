@@ -32,7 +32,7 @@ from tests.simulation.evm_node import EvmName, EvmNode
 from tests.simulation.keyrings import KeyRings
 from tests.simulation.monero import MoneroChain, MonerodModel, Paid
 from tests.simulation.monero_wallet import WalletModel, address_of
-from tests.simulation.operator import BANK, Operator
+from tests.simulation.operator import Operator
 from tests.simulation.signers import Signers, key_of
 from tests.simulation.tiers import CONFIRMATIONS, USDC, XMR, Tiers
 from tests.simulation.universe import (
@@ -212,7 +212,7 @@ class OnchainUniverse(Universe):
         # With little, refunds wait for sweeps, and payouts for each other.
         units = 5_000 * USDC if self._is_poor(chance) else 1_000_000 * USDC
         opening = Holding(ether=1_000 * 10**18, units=units)
-        holdings = {self.hot: opening, BANK: Holding(units=10**6 * USDC)}
+        holdings = {self.hot: opening}
         self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._evm_now, self._fork(), holdings)
         self.nodes = [EvmNode(self.evm, self._fork()) for _ in range(chance.choice([1, 1, 2]))]
         self.monero = MoneroChain(self._now, self._fork())
@@ -690,9 +690,6 @@ class OnchainUniverse(Universe):
             await asyncio.sleep(40)
             if not any(self.server.connection.execute(_UNDER_WAY).fetchone()):
                 return
-        if await self.operator.has_topped_up():
-            await self.settled()
-            return
         for row in self.server.connection.execute(_LATE, (self.now_ms() - _MOST_WAITS * 40_000,)):
             self.violated(f"{row['transfer_id']} is {row['state']} and goes on no more")
 

@@ -13,17 +13,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpcsvc.audit.records import ChainMoved
-from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch
 from tests.simulation.database import SimulatedDatabase
-from tests.simulation.universe import evm_address
 
 if TYPE_CHECKING:
     from tests.simulation.onchain import OnchainUniverse
 
-BANK: Final = evm_address("the operator's bank")
 _OF_A_REORGANISATION: Final = "audit: deposit_unmined"
 _OF_A_LOSS: Final = "audit: deposit_lost of"
 _OF_A_COPY: Final = "the database is a restored copy"
@@ -37,7 +34,6 @@ _AMOUNTS: Final = {
 }
 _SCALE: Final = {"arbitrum": 6, "monero": 12}
 _ROW: Final = "SELECT network, address, units, state, txid FROM withdrawals WHERE withdrawal_id = ?"
-_NEEDED: Final = "SELECT sum(units) FROM transfers WHERE state = 'planned' AND network = 'arbitrum'"
 _LOST: Final = (
     "SELECT DISTINCT d.network, d.txid, EXISTS (SELECT 1 FROM unfinal_deposits u"
     " WHERE u.network = d.network AND u.txid = d.txid) AS is_early FROM deposits d"
@@ -82,7 +78,6 @@ class Operator:
         # Whether it does so at random times.
         self.restores = False
         self._is_copied = self._is_withdrawing = False
-        self._has_topped_up = False
         # What the service said of each: whether it was made.
         self.wanted: dict[Wanted, bool] = {}
 
@@ -206,23 +201,6 @@ class Operator:
     async def _ask(self, params: dict[str, Any]) -> dict[str, Any]:
         name = "admin.withdrawals.make"
         return await self._universe.administer(name, self._chance, params)
-
-    async def has_topped_up(self) -> bool:
-        """Whether money was brought, once, for planned payments that the hot wallet lacks it for.
-
-        Overpaid orders take more out than they could be made for.
-        """
-        universe = self._universe
-        needed = universe.server.connection.execute(_NEEDED).fetchone()[0] or 0
-        held = universe.evm.state.get(("usdc", universe.hot.lower()))
-        if self._has_topped_up or held >= needed:
-            return False
-        self._has_topped_up = True
-        txid = universe.evm.send(BANK, usdc.transfer(universe.hot, needed - held))
-        while universe.evm.place_of(txid) is None:  # noqa: ASYNC110 - in virtual time
-            await asyncio.sleep(1)
-        await self._annotate({"network": "arbitrum", "txid": txid, "note": "brought by hand"})
-        return True
 
     async def _annotate(self, params: dict[str, Any]) -> None:
         name = "admin.treasury.annotate"

@@ -42,10 +42,15 @@ class Keeper:
     async def apply(self, order_id: str, event: ev.Event, now: int = NOW) -> None:
         """Apply an event. Raises ImpossibleTransition."""
         before = self.orders[order_id]
-        await self._commit(before, transition(before, event, now).order)
+        result = transition(before, event, now)
+        await self._commit(before, result.order, effects=result.effects)
 
     async def _commit(
-        self, before: Order | None, after: Order, admission: Admission | None = None
+        self,
+        before: Order | None,
+        after: Order,
+        admission: Admission | None = None,
+        effects: tuple[ev.Effect, ...] = (),
     ) -> None:
         change = counted(before, after, admission.client if admission else "")
         await self.store.commit(
@@ -54,6 +59,7 @@ class Keeper:
                 view=VIEW,
                 is_new=before is None,
                 history=HistoryEntry(after.version, NOW, "e", after.status.value, {}),
+                effects=effects,
                 reservation=change,
                 admission=admission,
             )

@@ -18,6 +18,7 @@ from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.inventory import SimulatedInventory
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.orders.processor import Quarantine
@@ -63,7 +64,7 @@ class FakeWallets:
         return self.at_once.get(network, 1)
 
     async def prepare(
-        self, transfer: Transfer, _companions: Sequence[Transfer], _record: object
+        self, transfer: Transfer, _companions: Sequence[Transfer], *_others: object
     ) -> None:
         name = transfer.transfer_id.partition("/")[0]
         self.asked.append(name)
@@ -87,7 +88,10 @@ class RunnerDriver:
         self.fake, clock = FakeWallets(), ManualClock()
         clock.now = NOW
         anything = cast("Any", self.fake)
-        payouts = Payouts(anything, anything, anything, clock, Quarantine(), Lease(SETTLER, 1))
+        payouts = Payouts(
+            anything, anything, SimulatedInventory(), anything, clock, Quarantine(),
+            Lease(SETTLER, 1),
+        )  # fmt: skip
         self.effects = EffectRunner(
             anything,
             anything,

@@ -18,7 +18,14 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health, faults, notes
-from rpcsvc.orders.ports.wallets import NetworkState, Outcome, PreparedTransfer, Record, Verdict
+from rpcsvc.orders.ports.wallets import (
+    LacksFunds,
+    NetworkState,
+    Outcome,
+    PreparedTransfer,
+    Record,
+    Verdict,
+)
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine, PayoutGuard
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
@@ -236,7 +243,7 @@ async def test_while_payouts_are_paused_nothing_is_signed_or_published(tmp_path:
     rig = Rig(tmp_path)
     rig.switch.pause("look into it")
     with pytest.raises(Unavailable, match="paused"):
-        await rig.engine.prepare(transfer(), [], Recorder())
+        await rig.engine.prepare(transfer(), [], Recorder(), {})
     assert await rig.engine.publish(transfer()) == Verdict(Outcome.ABSENT, "payouts are paused")
     assert rig.usdc.asked == []
     with pytest.raises(Unavailable, match="paused"):
@@ -246,13 +253,37 @@ async def test_while_payouts_are_paused_nothing_is_signed_or_published(tmp_path:
     assert (await rig.engine.look_up(transfer())).outcome is Outcome.PENDING
 
 
+async def test_transfer_that_lacks_funds_is_in_health_if_that_lasts(tmp_path: Path) -> None:
+    rig, clock = Rig(tmp_path), ManualClock()
+    rig.engine._guard._clock = clock
+
+    async def lacking(item: Transfer, *_others: object) -> list[Transfer]:
+        raise LacksFunds(item, 800)
+
+    async def signed(*_others: object) -> list[Transfer]:
+        return []
+
+    rig.usdc.prepare = lacking
+    for _ in range(2):
+        assert (await rig.engine.health()).ok
+        with pytest.raises(LacksFunds):
+            await rig.engine.prepare(transfer(), [], Recorder(), {})
+        clock.now += 30_000
+    health = await rig.engine.health()
+    assert health.detail is not None
+    assert "t waits: the wallet on arbitrum lacks 0.0008 USDC" in health.detail
+    rig.usdc.prepare = signed
+    await rig.engine.prepare(transfer(), [], Recorder(), {})
+    assert (await rig.engine.health()).ok
+
+
 async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) -> None:
     """The first is signed and not in the books yet; the second is on another network."""
     rig = Rig(tmp_path, signed=SignedBooks(sent=994))
     under_way, go_on = asyncio.Event(), asyncio.Event()
 
     async def prepare(
-        item: Transfer, _companions: Sequence[Transfer], record: Record
+        item: Transfer, _companions: Sequence[Transfer], record: Record, _leaves: object
     ) -> list[Transfer]:
         if not under_way.is_set():
             under_way.set()
@@ -261,13 +292,13 @@ async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) 
         return []
 
     rig.usdc.prepare, record = prepare, Recorder()
-    first = asyncio.create_task(rig.engine.prepare(transfer(), [], record))
+    first = asyncio.create_task(rig.engine.prepare(transfer(), [], record, {}))
     await under_way.wait()
     with pytest.raises(Unavailable, match="cap per day"):
-        await rig.engine.prepare(replace(transfer(), transfer_id="u"), [], record)
+        await rig.engine.prepare(replace(transfer(), transfer_id="u"), [], record, {})
     go_on.set()
     await first
-    await rig.engine.prepare(transfer(), [], record)
+    await rig.engine.prepare(transfer(), [], record, {})
     assert [item.txid for item in record.signed] == ["t", "t"]
 
 
@@ -276,7 +307,7 @@ async def test_transfers_of_a_network_without_a_node_are_tried(tmp_path: Path) -
     rig = Rig(tmp_path)
     assert rig.engine.carried_at_once("nowhere") == 1
     with pytest.raises(Unavailable, match="No node serves nowhere"):
-        await rig.engine.prepare(replace(transfer(), network="nowhere"), [], Recorder())
+        await rig.engine.prepare(replace(transfer(), network="nowhere"), [], Recorder(), {})
 
 
 async def test_prepare_reports_a_payment_restored_from_the_journal(tmp_path: Path) -> None:
@@ -284,7 +315,7 @@ async def test_prepare_reports_a_payment_restored_from_the_journal(tmp_path: Pat
     rig, record = Rig(tmp_path), Recorder()
     rig.switch.pause("look into it")
     rig.usdc.known = PreparedTransfer("tx", "raw", ("t",))
-    await rig.engine.prepare(replace(transfer(), units=101), [], record)
+    await rig.engine.prepare(replace(transfer(), units=101), [], record, {})
     assert record.signed == [rig.usdc.known]
 
 
@@ -300,7 +331,7 @@ async def test_payment_with_other_terms_holds_its_transfer_in_health(tmp_path: P
     rig.xmr.recorded = breaks(LookupError("another amount"))  # type: ignore[method-assign]
     record = AsyncMock()
     with pytest.raises(Unavailable, match="aa paid 7 units"):
-        await rig.engine.prepare(transfer("monero"), (), record)
+        await rig.engine.prepare(transfer("monero"), (), record, {})
     record.assert_not_awaited()
     assert "aa paid 7 units" in ((await rig.engine.health()).detail or "")
 

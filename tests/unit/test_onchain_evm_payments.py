@@ -320,6 +320,22 @@ async def test_unswept_is_what_was_confirmed_less_what_was_taken(
     assert await ledger.unswept_of("base", 3) == 50
 
 
+async def test_coming_deposits_are_swept_later_or_not_confirmed_yet(
+    database: SqliteDatabase, ledger: EvmPaymentLedger
+) -> None:
+    """Neither dust, nor a sweep that may be mined, nor a deposit that no order has on record."""
+    await deposit(database, 2, 30)
+    await deposit(database, 3, 9)
+    await deposit(database, 4, 12, "seen")
+    await deposit(database, 5, 100, None)
+    await deposit(database, 6, 50, "confirmed", "base")
+    watched = "UPDATE evm_deposits SET watched = 1 WHERE acknowledged IS NOT 'confirmed'"
+    await database.write([statement(watched, ())])
+    assert await ledger.coming(NET, 10) == 42
+    await ledger.add_payment(payment("s", 0, purpose=EvmPurpose.SWEEP), sweep(2, 1, "s", units=30))
+    assert await ledger.coming(NET, 10) == 12
+
+
 async def test_unswept_follows_what_becomes_of_a_deposit(
     database: SqliteDatabase, ledger: EvmPaymentLedger
 ) -> None:

@@ -21,7 +21,7 @@ from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import faults
-from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, TransferRejected
+from rpcsvc.orders.ports.wallets import LacksFunds, Outcome, PreparedTransfer, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
@@ -51,7 +51,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.chain_options import monero_options
-from tests.recording import sign
+from tests.recording import Recorder, sign
 from tests.sandbox import ManualClock
 
 XMR = 10**12
@@ -87,6 +87,7 @@ class Node:
     takes: bool = True
     replaced: int = 0
     waiting: int = 0
+    looked_for: list[str] = field(default_factory=list)
 
     async def info(self) -> NodeInfo:
         await asyncio.sleep(0)  # other tasks may run meanwhile, as with every network call
@@ -100,6 +101,7 @@ class Node:
         return {item: Spent(item in self.spent) for item in images}
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
+        self.looked_for += txids
         if self.misses:
             self.misses -= 1
             self.top += 1
@@ -151,6 +153,8 @@ class Wallet:
     behind: int = 0
     calls: list[str] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
+    held: int = 10**15
+    validated: list[str] = field(default_factory=list)
 
     async def primary_address(self) -> str:
         return self.primary
@@ -159,7 +163,11 @@ class Wallet:
         self.calls.append(f"auto_refresh {enabled}")
 
     async def validate(self, address: str) -> AddressCheck:
+        self.validated.append(address)
         return self.addresses.get(address, GOOD)
+
+    async def total(self) -> int:
+        return self.held
 
     async def index_of(self, address: str) -> SubaddressIndex | None:
         return SubaddressIndex(1, 7) if address in self.own else None
@@ -250,7 +258,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await ledger.adopt_wallet(WalletRecord("fakechain", OWN, 0))
     wallet = Wallet(node, ledger)
     connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
-    payments = MoneroPayments(connection, ledger, clock, OPTIONS)
+    payments = MoneroPayments(connection, ledger, clock, OPTIONS, clock.now_ms)
     yield Rig(ledger, node, wallet, clock, connection, payments)
     await database.close()
 
@@ -262,6 +270,85 @@ def transfer(name: str = "tr_1", units: int = XMR, address: str | None = None) -
 
 def upkeep(name: str = "upkeep-1", parts: int = 1) -> MoneroPaymentOrder:
     return MoneroPaymentOrder(name, MoneroPurpose.UPKEEP, OWN, XMR, parts)
+
+
+# --- what is left for others ---------------------------------------------------------------------
+
+
+async def test_payout_leaves_what_others_may_need(rig: Rig) -> None:
+    rig.wallet.held = 3 * XMR
+    record = Recorder()
+    with pytest.raises(LacksFunds) as lack:
+        await rig.payments.prepare(transfer(), [], record, {"tr_1": 2 * XMR})
+    assert lack.value.missing.units == FEE
+    assert rig.wallet.signed == []
+    await rig.payments.prepare(transfer(), [], record, {"tr_1": 2 * XMR - FEE})
+    assert [item.transfer_ids for item in record.signed] == [("tr_1",)]
+
+
+async def test_companions_leave_what_others_may_need_together(rig: Rig) -> None:
+    rig.wallet.held = 5 * XMR
+    names = ("tr_1", "tr_2", "tr_3")
+    first, *others = [transfer(name) for name in names]
+    record = Recorder()
+    await rig.payments.prepare(first, others, record, dict.fromkeys(names, 2 * XMR))
+    assert [item.transfer_ids for item in record.signed] == [("tr_1", "tr_2")]
+
+
+async def test_refund_takes_the_last_of_the_wallet(rig: Rig) -> None:
+    rig.wallet.held = XMR
+    await rig.sign(transfer())
+    assert len(rig.wallet.signed) == 1
+
+
+# --- a batch is asked about once -----------------------------------------------------------------
+
+
+async def batch(rig: Rig) -> list[Transfer]:
+    """Three transfers that one transaction pays, as the order layer has them."""
+    first, *others = [transfer(f"tr_{number}") for number in range(1, 4)]
+    made = await rig.prepared(first, *others)
+    return [made, *(replace(item, txid=made.txid, raw="", state=made.state) for item in others)]
+
+
+async def test_batch_shares_a_look_up_until_the_next_block(rig: Rig) -> None:
+    due = await batch(rig)
+    assert (await rig.payments.publish(due[0])).outcome is Outcome.PENDING
+    for height, outcome in (
+        (None, Outcome.PENDING), (rig.node.top, Outcome.PENDING),
+        (rig.node.top - 1, Outcome.SETTLED),
+    ):  # fmt: skip
+        rig.node.known[due[0].txid or ""] = height
+        rig.node.looked_for.clear()
+        for item in due:
+            assert (await rig.payments.look_up(item)).outcome is outcome
+        assert rig.node.looked_for == [due[0].txid]
+        rig.node.top += 1
+
+
+async def test_batch_that_left_the_pool_is_missed_without_a_block(rig: Rig) -> None:
+    due = await batch(rig)
+    await rig.payments.publish(due[0])
+    assert (await rig.payments.look_up(due[1])).outcome is Outcome.PENDING
+    rig.node.known.clear()
+    rig.clock.now += 5_000
+    assert (await rig.payments.look_up(due[1])).outcome is Outcome.ABSENT
+    assert (await rig.payments.publish(due[2])).outcome is Outcome.PENDING
+    assert (await rig.payments.look_up(due[1])).outcome is Outcome.PENDING
+
+
+async def test_address_is_checked_once_until_it_is_the_services(rig: Rig) -> None:
+    rig.wallet.held = 0
+    names = ("tr_1", "tr_2")
+    due, leaves = [transfer(name) for name in names], dict.fromkeys(names, 1)
+    for _ in range(2):
+        with pytest.raises(LacksFunds):
+            await rig.payments.prepare(due[0], due[1:], Recorder(), leaves)
+    asked = [each for each in rig.wallet.validated if each != rig.wallet.primary]
+    assert asked == [item.address for item in due]
+    await rig.ledger.add_addresses([Subaddress(SubaddressIndex(0, 7), due[0].address)])
+    with pytest.raises(TransferRejected, match="the service itself"):
+        await rig.payments.prepare(due[0], [], Recorder(), leaves)
 
 
 # --- signing -------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Signing(FakeAdapter):
         super().__init__(asset, network, Verdict(Outcome.PENDING))
         self.signed = signed
 
-    async def prepare(self, item: Transfer, _companions: Any, _record: Any) -> list[Transfer]:
+    async def prepare(self, item: Transfer, *_others: Any) -> list[Transfer]:
         self.signed.append(item.network)
         return []
 
@@ -102,7 +102,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 async def test_a_wallet_that_sent_nothing_unknown_signs_after_one_look(rig: Rig) -> None:
     for _ in range(2):
-        await rig.engine.prepare(transfer("monero"), [], Recorder())
+        await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
     assert (rig.signed, rig.wallet.asked) == (["monero", "monero"], 1)
     assert rig.switch.reason() is None
 
@@ -112,7 +112,7 @@ async def test_signing_that_waits_for_a_pausing_check_signs_nothing(rig: Rig) ->
     rig.wallet.sent = {"ab"}
     looked = await asyncio.gather(
         rig.poll.require_done(),
-        rig.engine.prepare(transfer("monero"), [], Recorder()),
+        rig.engine.prepare(transfer("monero"), [], Recorder(), {}),
         return_exceptions=True,
     )
     assert [type(item) for item in looked] == [Unavailable, Unavailable]
@@ -124,24 +124,24 @@ async def test_unrecorded_payment_pauses_payouts_until_resumed(
 ) -> None:
     rig.wallet.sent = {"ab", "cd"}
     with pytest.raises(Unavailable, match="not on record"):
-        await rig.engine.prepare(transfer("monero"), [], Recorder())
+        await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
     assert (rig.switch.reason() or "").startswith(PAUSE_REASON)
     assert PAUSE_REASON in str((await rig.engine.health()).detail)
     with pytest.raises(Unavailable, match="paused"):
-        await rig.engine.prepare(transfer("monero"), [], Recorder())
+        await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
 
     rig.switch.resume()
-    await rig.engine.prepare(transfer("monero"), [], Recorder())
+    await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
     assert rig.signed == ["monero"]
     assert "database does not know" not in str((await rig.engine.health()).detail)
 
     rig.start()
-    await rig.engine.prepare(transfer("monero"), [], Recorder())
+    await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
     assert rig.switch.reason() is None, "the operator has acknowledged these"
     rig.wallet.sent.add("ef")
     rig.start()
     with pytest.raises(Unavailable, match="not on record"):
-        await rig.engine.prepare(transfer("monero"), [], Recorder())
+        await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
     assert rig.switch.reason() is not None
 
 
@@ -154,7 +154,7 @@ async def test_what_is_found_during_another_pause_pauses_after_it(rig: Rig) -> N
     assert PAUSE_REASON in str(rig.poll.health().detail)
     rig.switch.resume()
     with pytest.raises(Unavailable, match="not on record"):
-        await rig.engine.prepare(transfer("monero"), [], Recorder())
+        await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
     assert (rig.switch.reason() or "").startswith(PAUSE_REASON)
 
 
@@ -175,7 +175,7 @@ async def test_annotated_and_recorded_payments_are_known(rig: Rig) -> None:
 
 async def test_the_other_asset_does_not_wait(rig: Rig) -> None:
     rig.wallet.failure = TimedOut("wallet", "get_transfers", "no answer")
-    await rig.engine.prepare(transfer("arbitrum"), [], Recorder())
+    await rig.engine.prepare(transfer("arbitrum"), [], Recorder(), {})
     assert (rig.signed, rig.wallet.asked) == (["arbitrum"], 0)
 
 
@@ -185,16 +185,16 @@ async def test_silent_wallet_holds_payouts_for_a_bounded_time(
     rig.wallet.failure = TimedOut("wallet", "get_transfers", "no answer")
     for _ in range(2):
         with pytest.raises(Unavailable, match="not known yet"):
-            await rig.engine.prepare(transfer("monero"), [], Recorder())
+            await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
         rig.steady.now += LOOK_TIMEOUT_MS // 2 - 1
     rig.steady.now += 2
-    await rig.engine.prepare(transfer("monero"), [], Recorder())
+    await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
     assert rig.signed == ["monero"]
     assert "reconciliation has failed for 10 min" in str((await rig.engine.health()).detail)
 
     rig.wallet.failure, rig.wallet.sent = None, {"ab"}
     with pytest.raises(Unavailable, match="not on record"):
-        await rig.engine.prepare(transfer("monero"), [], Recorder())
+        await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
 
 
 @pytest.mark.parametrize("by_ms", [LOOK_TIMEOUT_MS, -LOOK_TIMEOUT_MS])
@@ -203,11 +203,11 @@ async def test_a_clock_that_is_set_lets_nothing_through(rig: Rig, by_ms: int) ->
     rig.wallet.failure = TimedOut("wallet", "get_transfers", "it starts")
     for _ in range(3):
         with pytest.raises(Unavailable, match="not known yet"):
-            await rig.engine.prepare(transfer("monero"), [], Recorder())
+            await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
         rig.clock.now += by_ms
     rig.wallet.failure = None
     with pytest.raises(Unavailable, match="not on record"):
-        await rig.engine.prepare(transfer("monero"), [], Recorder())
+        await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
     assert rig.signed == []
 
 
@@ -215,7 +215,7 @@ async def test_a_wallet_that_is_not_fit_is_waited_for(rig: Rig) -> None:
     rig.wallet.failure = Unavailable("behind its node")
     for _ in range(3):
         with pytest.raises(Unavailable, match="behind its node"):
-            await rig.engine.prepare(transfer("monero"), [], Recorder())
+            await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
         rig.steady.now += LOOK_TIMEOUT_MS
     assert (rig.signed, rig.poll.health().ok) == ([], True)
 
@@ -362,10 +362,10 @@ async def test_pending_spend_holds_payouts_and_is_in_health(
     rig.wallet.failure = SpendWaits(2)
     for _ in range(3):
         with pytest.raises(Unavailable, match="not known yet"):
-            await rig.engine.prepare(transfer("monero"), [], Recorder())
+            await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
         rig.steady.now += LOOK_TIMEOUT_MS
     assert "the node's pool has what spends 2 outputs" in str((await rig.engine.health()).detail)
     rig.wallet.failure = None
-    await rig.engine.prepare(transfer("monero"), [], Recorder())
+    await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
     assert rig.signed == ["monero"]
     assert "pool" not in str((await rig.engine.health()).detail)

@@ -12,6 +12,7 @@ from rpcsvc.domain.events import AdvanceTransfer
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.orders.inventory import SimulatedInventory
 from rpcsvc.orders.payouts import Payouts, published_verdict
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.orders.processor import Quarantine
@@ -42,7 +43,7 @@ class FakeWallets:
     def carried_at_once(self, _network: str) -> int:
         return 1
 
-    async def prepare(self, transfer: Any, _companions: Any, _record: Any) -> None:
+    async def prepare(self, transfer: Any, *_others: Any) -> None:
         self.signed_for.append(transfer.address)
         raise TimeoutError  # ends the attempt here
 
@@ -75,8 +76,9 @@ async def sign(order: Order, lease: Lease | None = None) -> list[str]:
     fake = FakeWallets(order)
     anything = cast("Any", fake)
     payouts = Payouts(
-        anything, anything, anything, at_once(), Quarantine(), lease or Lease(SETTLER, 1)
-    )
+        anything, anything, SimulatedInventory(), anything, at_once(), Quarantine(),
+        lease or Lease(SETTLER, 1),
+    )  # fmt: skip
     await payouts.advance(order.order_id, AdvanceTransfer(order.transfers[0].transfer_id))
     return fake.signed_for
 

@@ -23,6 +23,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositKey, Order, Transfer, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.inventory import SimulatedInventory
 from rpcsvc.orders.payouts import AwaitsBlock, Payouts
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.orders.processor import OrderProcessor, Quarantine
@@ -76,7 +77,7 @@ class FakeWallets:
         return 1
 
     async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+        self, transfer: Transfer, companions: Sequence[Transfer], record: Record, _leaves: object
     ) -> list[Transfer]:
         ids = [transfer.transfer_id, *(item.transfer_id for item in companions)]
         self.asked.append(ids)
@@ -151,7 +152,10 @@ async def driver(tmp_path: Path) -> AsyncIterator[PayoutDriver]:
     processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))
     fake = FakeWallets()
     quarantine = Quarantine()
-    payouts = Payouts(store, cast("Any", fake), processor, clock, quarantine, Lease(SETTLER, 1))
+    payouts = Payouts(
+        store, cast("Any", fake), SimulatedInventory(), processor, clock, quarantine,
+        Lease(SETTLER, 1),
+    )  # fmt: skip
     yield PayoutDriver(store, processor, fake, payouts, clock, quarantine)
     await database.close()
 

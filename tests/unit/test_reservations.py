@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +15,15 @@ from msgspec.structs import replace
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.domain.machine import open_order, transition
-from rpcsvc.domain.order import Order, TwapPlan
+from rpcsvc.domain.order import DepositState, Order, Transfer, TransferState, TwapPlan
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.domain.reservations import Admission, counted, reservations_of
+from rpcsvc.domain.reservations import (
+    Admission,
+    Claims,
+    counted,
+    reservations_of,
+    units_to_leave,
+)
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import StoreConflict
@@ -197,6 +204,121 @@ def test_a_deposit_turns_an_unfunded_reservation_into_a_funded() -> None:
     assert (funded.unfunded, funded.begins) == (None, False)
     needed = order.terms.expected_output + order.terms.price.payout_fee
     assert funded.funded == {"arbitrum": needed, "monero": order.terms.deposit_amount}
+
+
+# --- what payouts leave --------------------------------------------------------------------------
+
+_OPEN = (TransferState.PREPARED, TransferState.PUBLISHED, TransferState.UNKNOWN)
+
+
+def claims_on(network: str, orders: Iterable[Order]) -> Claims:
+    """The claims on a network, added up from the orders."""
+    total = returnable = 0
+    for order in orders:
+        units = reservations_of(order).get(network, 0)
+        units -= sum(
+            item.units + item.fee
+            for item in order.transfers
+            if item.network == network and item.state in _OPEN
+        )
+        total += units
+        returnable += units if network == order.terms.deposit_network else 0
+    return Claims(total, returnable)
+
+
+class World:
+    """Orders each way and their wallets, which hold a deposit as soon as it is seen."""
+
+    def __init__(self, own: dict[str, int]) -> None:
+        self.held = own
+        self.orders = [named(f"ord_{number}", way) for number, way in enumerate([*Direction] * 2)]
+
+    def step(self, number: int, percent: int, now: int) -> None:
+        """Deposit, or have an order take the next step that is open to it."""
+        order = self.orders[number]
+        if percent:
+            units = order.terms.deposit_amount * percent // 100
+            seen = ev.DepositSeen(key(len(order.deposits)), units, "sender", now)
+            self.held[order.terms.deposit_network] += units
+            self._apply(number, seen, now)
+            return
+        for deposit in order.deposits:
+            if deposit.state is DepositState.SEEN:
+                self._apply(number, ev.DepositConfirmed(deposit.key), now)
+        for item in self.orders[number].transfers:
+            if item.state is TransferState.PLANNED and self._may_be_signed(order, item):
+                self.held[item.network] -= item.units + item.fee
+                prepared = ev.TransferPrepared(item.transfer_id, item.transfer_id, "raw")
+                self._apply(number, prepared, now)
+                return
+            if item.state is TransferState.PREPARED:
+                self._apply(number, ev.TransferSettled(item.transfer_id), now)
+
+    def pass_deadline(self, number: int) -> None:
+        """Have the deadline of an order pass."""
+        if (at := self.orders[number].deadline_at) is not None:
+            self._apply(number, ev.DeadlinePassed(), at)
+
+    def _may_be_signed(self, order: Order, item: Transfer) -> bool:
+        left = self.held[item.network] - item.units - item.fee
+        return left >= units_to_leave(order, item, claims_on(item.network, self.orders))
+
+    def _apply(self, number: int, event: ev.Event, now: int) -> None:
+        self.orders[number] = transition(self.orders[number], event, now).order
+
+    def require_backed(self) -> None:
+        """All that may have to go back is there."""
+        for network, held in self.held.items():
+            assert held >= claims_on(network, self.orders).returnable
+
+
+NUMBERS = st.integers(0, 3)
+STEPS = st.lists(st.tuples(NUMBERS, st.sampled_from([0, 0, 0, 0, 5, 100, 300, 1100])), max_size=40)
+
+
+@given(STEPS, st.sampled_from([0, 100_000_000, 300_000_000]))
+@settings(max_examples=100, deadline=None)
+def test_payouts_leave_what_refunds_may_need(steps: list[tuple[int, int]], own: int) -> None:
+    """However much is deposited, each refund can be paid, and no order waits for ever."""
+    world = World({"monero": own * 10**4, "arbitrum": own})
+    for number, percent in steps:
+        world.step(number, percent, NOW)
+        world.require_backed()
+    for _ in range(3):  # the deposit window, the time to sign, and some more
+        for number in [0, 1, 2, 3] * 8:
+            world.step(number, 0, NOW)
+            world.require_backed()
+        for number in range(4):
+            world.pass_deadline(number)
+    states = {item.state for order in world.orders for item in order.transfers}
+    assert TransferState.PLANNED not in states
+
+
+def funded(name: str, direction: Direction, percent: int = 100) -> Order:
+    """An order whose deposit is confirmed, with its payout planned."""
+    order = named(name, direction)
+    units = order.terms.deposit_amount * percent // 100
+    order = transition(order, ev.DepositSeen(key(1), units, "sender", NOW), NOW).order
+    return transition(order, ev.DepositConfirmed(key(1)), NOW).order
+
+
+def test_overpaid_order_leaves_what_others_were_quoted() -> None:
+    exact, over = (funded(name, Direction.XMR_TO_USDC, n) for name, n in (("a", 100), ("b", 300)))
+    other = funded("c", Direction.USDC_TO_XMR)
+    claims = claims_on("arbitrum", [exact, over, other])
+    quoted = exact.transfers[0].units + exact.transfers[0].fee
+    returnable = other.terms.deposit_amount
+    assert units_to_leave(exact, exact.transfers[0], claims) == returnable
+    assert units_to_leave(over, over.transfers[0], claims) == returnable + quoted
+
+
+def test_refund_waits_for_no_other_order() -> None:
+    order = named("ord_1", Direction.USDC_TO_XMR)
+    seen = ev.DepositSeen(key(1), order.terms.max_deposit + 1, "sender", NOW)
+    order = transition(order, seen, NOW).order
+    order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
+    (refund,) = order.refunds
+    assert units_to_leave(order, refund, claims_on("arbitrum", [order])) == 0
 
 
 # --- the sum of all --------------------------------------------------------------------------

@@ -86,7 +86,9 @@ class ScriptedWallets:
         if self.die == step:
             raise Killed
 
-    async def prepare(self, transfer: Transfer, companions: Any, record: Record) -> None:
+    async def prepare(
+        self, transfer: Transfer, companions: Any, record: Record, leaves: Mapping[str, int]
+    ) -> None:
         assert companions == ()
         if self.refuses is not None:
             raise self.refuses
@@ -238,9 +240,9 @@ async def test_withdrawal_signed_without_time_left_is_not_recorded(
     await service.made.make(asked())
     prepare = service.wallets.prepare
 
-    async def slow(transfer: Transfer, companions: Any, record: Record) -> None:
+    async def slow(transfer: Transfer, companions: Any, record: Record, leaves: Any) -> None:
         service.made._lease.lose()
-        await prepare(transfer, companions, record)
+        await prepare(transfer, companions, record, leaves)
 
     monkeypatch.setattr(service.wallets, "prepare", slow)
     await service.made.resume()
@@ -410,7 +412,9 @@ async def test_address_that_was_taken_off_the_list_is_not_paid(service: Service)
 async def test_bytes_that_pay_something_else_are_not_recorded(service: Service) -> None:
     await service.made.make(asked())
 
-    async def prepare(transfer: Transfer, companions: Any, record: Record) -> None:
+    async def prepare(
+        transfer: Transfer, companions: Any, record: Record, leaves: Mapping[str, int]
+    ) -> None:
         await record([PreparedTransfer("tx", "00", (transfer.transfer_id, "ord_1/payout/1"))], None)
 
     service.wallets.prepare = prepare  # type: ignore[method-assign]

@@ -16,6 +16,7 @@ from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Asset, Money
 from rpcsvc.domain.order import DepositKey, DepositState, Transfer
 from rpcsvc.domain.reservations import Holdings
+from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.store.changes import PooledOrder
 from rpcsvc.store.database import Commit
@@ -146,6 +147,19 @@ class TransferRejected(Exception):
     """The engine can never prepare this transfer: the network refuses it permanently."""
 
 
+class LacksFunds(Unavailable):
+    """A wallet lacks ``missing`` units to make a transfer, and none of them come back by
+    themselves.
+    """
+
+    def __init__(self, transfer: Transfer, missing: int) -> None:
+        self.missing = Money(missing, transfer.asset)
+        super().__init__(
+            f"The {transfer.asset.symbol} wallet on {transfer.network} lacks"
+            f" {self.missing.display()} for this transfer."
+        )
+
+
 class OrderingWallets(Protocol):
     """The wallets as taking orders needs them."""
 
@@ -252,14 +266,19 @@ class Wallets(OrderingWallets, Protocol):
         ...
 
     async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+        self,
+        transfer: Transfer,
+        companions: Sequence[Transfer],
+        record: Record,
+        leaves: Mapping[str, int],
     ) -> Sequence[Transfer]:
         """Sign without publishing, and ``record`` it. ``companions`` are due on the transfer's
-        network and may be signed with it, in one transaction or each in its own.
+        network and may be signed with it, in one transaction or each in its own. ``leaves``: by
+        transfer id, the units that the wallet must have left or coming back after it.
 
         Return the companions that could not be signed now, and would take the places of others if
-        they were tried again at once. Raises TransferRejected; after any other failure nothing is
-        on record, and it may be retried.
+        they were tried again at once. Raises TransferRejected, and LacksFunds; after any failure
+        but TransferRejected nothing is on record, and it may be retried.
         """
         ...
 

@@ -48,7 +48,11 @@ class Payments(Protocol):
         ...
 
     async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+        self,
+        transfer: Transfer,
+        companions: Sequence[Transfer],
+        record: Record,
+        leaves: Mapping[str, int],
     ) -> Sequence[Transfer]:
         """Sign and ``record`` without publishing, with those of ``companions`` that can be signed
         now. Return, and raise, as orders/ports/wallets.Wallets does.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, NamedTuple
 
 import orjson
@@ -29,6 +29,7 @@ from rpcsvc.health import Health, Severity, texts_of
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,
+    LacksFunds,
     NetworkNames,
     NetworkState,
     Observation,
@@ -90,11 +91,17 @@ class Caps(Struct, frozen=True):
     per_day: int
 
 
+# A deposit that is not on record yet, or an output of a payment that is not mined, may be missing
+# for a while.
+_LACKS_MS: Final = 60_000
+
+
 class _WaitingTransfer(NamedTuple):
-    """A transfer that waits for a cap: which, and when it was last asked for (ms)."""
+    """A transfer that waits, when it was last asked for, and from when on health tells (ms)."""
 
     problem: str
     at: int
+    told_from: int = 0
 
 
 class SignedPayments:
@@ -151,6 +158,7 @@ class PayoutGuard:
         self._signed = signed
         self._clock = clock
         self._held: dict[str, _WaitingTransfer] = {}
+        self._lacking: dict[str, _WaitingTransfer] = {}
         # Units that are being signed: wallets work side by side, and their books don't have it yet.
         self._passing = Counter[Asset]()
         # Held from the sums of the books until a transfer counts: two wallets may pay one asset.
@@ -210,6 +218,22 @@ class PayoutGuard:
             self._held[transfer.transfer_id] = _WaitingTransfer(problem, self._clock.now_ms())
             raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
 
+    @contextmanager
+    def noting_lack(self, transfer: Transfer) -> Iterator[None]:
+        """Have health tell of a transfer that the block raises LacksFunds for, if that lasts."""
+        name, now = transfer.transfer_id, self._clock.now_ms()
+        before = self._lacking.pop(name, None)
+        try:
+            yield
+        except LacksFunds as lack:
+            problem = (
+                f"the wallet on {transfer.network} lacks {lack.missing.display()}: send it there,"
+                " then rpcsvc treasury explain the transaction"
+            )
+            told_from = now + _LACKS_MS if before is None else before.told_from
+            self._lacking[name] = _WaitingTransfer(problem, now, told_from)
+            raise
+
     async def _within_caps(self, transfers: Sequence[Transfer], sent: int) -> list[Transfer]:
         """Return the transfers that may go out in addition to ``sent``; the others stay queued."""
         passed: list[Transfer] = []
@@ -236,20 +260,23 @@ class PayoutGuard:
         if reason is not None:
             lost = "" if self.switch.is_written else f" ({_IN_MEMORY})"
             return Health(False, f"paused: {reason}{lost}")
-        self._forget_silent()
-        if self._held:
-            transfer_id, held = next(iter(self._held.items()))
-            return Health(False, f"{transfer_id} waits: {held.problem} ({len(self._held)} in all)")
+        now = self._clock.now_ms()
+        self._held, self._lacking = _asked_for(self._held, now), _asked_for(self._lacking, now)
+        lacking = {name: each for name, each in self._lacking.items() if each.told_from <= now}
+        waiting = self._held | lacking
+        if waiting:
+            transfer_id, first = next(iter(waiting.items()))
+            return Health(False, f"{transfer_id} waits: {first.problem} ({len(waiting)} in all)")
         return Health(True)
 
-    def _forget_silent(self) -> None:
-        """Drop transfers that are no longer tried, or were noted before the clock was set back."""
-        now = self._clock.now_ms()
-        self._held = {
-            transfer_id: held
-            for transfer_id, held in self._held.items()
-            if abs(now - held.at) <= _ASKS_AGAIN_MS
-        }
+
+def _asked_for(waiting: Mapping[str, _WaitingTransfer], now: int) -> dict[str, _WaitingTransfer]:
+    """Drop transfers that are no longer tried, or were noted before the clock was set back."""
+    return {
+        transfer_id: each
+        for transfer_id, each in waiting.items()
+        if abs(now - each.at) <= _ASKS_AGAIN_MS
+    }
 
 
 def _over(cap: str, units: int, asset: Asset) -> str:
@@ -450,7 +477,11 @@ class OnchainEngine(Wallets):
 
     @override
     async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+        self,
+        transfer: Transfer,
+        companions: Sequence[Transfer],
+        record: Record,
+        leaves: Mapping[str, int],
     ) -> Sequence[Transfer]:
         network = self._of(transfer.network)
         try:
@@ -473,7 +504,8 @@ class OnchainEngine(Wallets):
             # Another caller's startup reconciliation may have paused payouts meanwhile, and leaves
             # this one nothing to find.
             self._guard.require_open()
-            left = await network.payments.prepare(transfer, passed, record)
+            with self._guard.noting_lack(transfer):
+                left = await network.payments.prepare(transfer, passed, record, leaves)
         return [*left, *(each for each in companions if each not in passed)]
 
     @override

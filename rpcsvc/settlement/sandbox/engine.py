@@ -316,6 +316,7 @@ class SandboxEngine(Wallets, RateSource):
         transfer: Transfer,
         companions: Sequence[Transfer],
         record: Record,
+        leaves: Mapping[str, int],
     ) -> Sequence[Transfer]:
         # A nonce makes each signature another transaction, as on a chain.
         self.require_ready()

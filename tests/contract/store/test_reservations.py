@@ -17,6 +17,7 @@ from rpcsvc.domain.reservations import (
     TOTAL,
     UPSTREAM,
     Admission,
+    Claims,
     Reservation,
     ReservationChange,
     Reserved,
@@ -89,6 +90,29 @@ async def test_sums_are_by_client_and_by_how_it_is_known(keeper: Keeper) -> None
     assert (len(await keeper.store.unfunded(9)), len(await keeper.store.unfunded(3))) == (4, 3)
     assert await keeper.store.reserved_by("ord_3", "arbitrum") == NEEDED
     assert await keeper.store.orders_made(ONE, DAY) == 2
+
+
+async def test_claims_leave_out_what_is_signed(keeper: Keeper) -> None:
+    for number, way in enumerate([*Direction] * 2):
+        await keeper.open(numbered(number, way), Admission(ONE))
+    deposit = numbered(1, Direction.USDC_TO_XMR).terms
+    history: list[tuple[str, ev.Event]] = [
+        ("ord_0", ev.DepositSeen(key(0), numbered(0).terms.deposit_amount, None, NOW)),
+        ("ord_0", ev.DepositConfirmed(key(0))),
+        ("ord_1", ev.DepositSeen(key(1), deposit.deposit_amount, "sender", NOW)),
+        ("ord_3", ev.DepositSeen(key(3), deposit.max_deposit + 1, "sender", NOW)),
+        ("ord_3", ev.DepositConfirmed(key(3))),
+    ]
+    for order_id, event in history:
+        await keeper.apply(order_id, event)
+    returnable = deposit.deposit_amount + deposit.max_deposit + 1
+    assert await keeper.store.claims("arbitrum") == Claims(2 * NEEDED + returnable, returnable)
+    await keeper.apply("ord_0", ev.TransferPrepared("ord_0/payout/1", "id", "raw"))
+    assert await keeper.store.claims("arbitrum") == Claims(NEEDED + returnable, returnable)
+    await keeper.apply("ord_3", ev.TransferPrepared("ord_3/refund/1", "other", "raw"))
+    returnable = deposit.deposit_amount
+    assert await keeper.store.claims("arbitrum") == Claims(NEEDED + returnable, returnable)
+    assert await keeper.store.claims("base") == Claims(0, 0)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,19 @@ _UNSWEPT: Final = (
 )
 
 
+# Deposits that are swept sooner or later, without those under way: they may be mined, and then the
+# hot wallet has them. One that is not acknowledged is on no order's record yet.
+_COMING: Final = (
+    "SELECT (SELECT coalesce(sum(h.unswept), 0) FROM evm_holdings h"
+    "  WHERE h.network = :network AND h.unswept > 0 AND h.unswept >= :least"
+    "  AND NOT EXISTS (SELECT 1 FROM evm_sweeps s WHERE s.network = h.network"
+    "   AND s.address_index = h.address_index AND s.state = 'signed'))"
+    " + (SELECT coalesce(sum(units), 0) FROM evm_deposits"
+    "  WHERE network = :network AND watched = 1 AND block_number IS NOT NULL"
+    "  AND units >= :least AND acknowledged = 'seen') AS units"
+)
+
+
 EVM_PAYMENT: Final = "evm_payment"
 EVM_ATTEMPT: Final = "evm_attempt"
 SWEPT: Final = "swept"
@@ -340,6 +353,11 @@ class EvmPaymentLedger:
             from_row(UnsweptAddress, row)
             for row in await self._db.fetch(_UNSWEPT, network=network, least=least)
         ]
+
+    async def coming(self, network: str, least: int) -> int:
+        """Return the units of deposits that are still to be swept, of at least ``least`` each."""
+        row = await self._db.fetch_one(_COMING, network=network, least=least)
+        return int(row["units"]) if row else 0
 
     async def unswept_of(self, network: str, address_index: int) -> int:
         """Return the confirmed deposits of an address less the units swept; an open sweep counts as

@@ -10,7 +10,7 @@ nothing more is signed (unrecorded.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,7 @@ from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.health import Condition, faults
 from rpcsvc.orders.ports.wallets import (
+    LacksFunds,
     NonceGap,
     Outcome,
     PreparedTransfer,
@@ -256,6 +257,19 @@ class _TriedTransfer(NamedTuple):
     gas: int | NodeError
 
 
+class _Funds(NamedTuple):
+    """USDC units that the hot wallet has, those of payouts under way left out, and those of
+    deposits that are still to be swept.
+    """
+
+    held: int
+    coming: int
+
+    def after(self, orders: Sequence[EvmPaymentOrder]) -> _Funds:
+        """Return what is left once the orders are paid."""
+        return self._replace(held=self.held - sum(order.units for order in orders))
+
+
 class EvmPayments(Payments):
     """Prepares, publishes and looks up payments.
 
@@ -310,12 +324,13 @@ class EvmPayments(Payments):
         transfer: Transfer,
         companions: Sequence[Transfer],
         record: Record,
+        leaves: Mapping[str, int],
     ) -> Sequence[Transfer]:
         with self._connection.watched():
             async with self._payout_slot():
                 await self._require_earlier_out()
                 tried = companions[: self._room]
-                payments = await self._sign_together(transfer, tried)
+                payments = await self._sign_together(transfer, tried, leaves)
 
                 async def commit(rows: Rows) -> None:
                     await self._ledger.add_payouts(payments, rows)
@@ -325,7 +340,7 @@ class EvmPayments(Payments):
         return [each for each in tried if each.transfer_id not in signed]
 
     async def _sign_together(
-        self, transfer: Transfer, companions: Sequence[Transfer]
+        self, transfer: Transfer, companions: Sequence[Transfer], leaves: Mapping[str, int]
     ) -> list[EvmPayment]:
         """Sign a transfer, and those of its companions that can be paid as well.
 
@@ -333,7 +348,7 @@ class EvmPayments(Payments):
         more again after each success.
         """
         try:
-            payments = await self._sign(*await self._checked(transfer, companions))
+            payments = await self._sign(*await self._checked(transfer, companions, leaves))
         except NodeError:
             raise  # about one call
         except RpcFailure:
@@ -353,7 +368,7 @@ class EvmPayments(Payments):
             self._payouts_waiting -= 1
 
     async def _checked(
-        self, transfer: Transfer, companions: Sequence[Transfer]
+        self, transfer: Transfer, companions: Sequence[Transfer], leaves: Mapping[str, int]
     ) -> tuple[list[EvmPaymentOrder], SigningMoment]:
         """Return the calls to be signed now: the transfer's, and those of companions that can be
         paid as well. Raises as ``prepare`` does.
@@ -363,6 +378,7 @@ class EvmPayments(Payments):
         """
         # In this order: a payment found mined meanwhile counts twice, rather than not at all.
         owed, mined_to = await self._owed(), await self._mined_to()
+        coming = await self._ledger.coming(self._network.name, self._network.sweep_units)
         recipient = await self._destination(transfer)
         top = await self._connection.check()
         if top.number < mined_to:
@@ -376,12 +392,12 @@ class EvmPayments(Payments):
                 self._tried(transfer, recipient),
             )
         # Before the companions are asked about: one that waits for long must cost little.
-        orders = [self._payable(tried, held - owed)]
-        left = held - owed - transfer.units
+        funds = _Funds(held - owed, coming)
+        orders = [self._payable(tried, funds, leaves.get(transfer.transfer_id, 0))]
         for found in await self._companions(companions):
+            kept = leaves.get(found.transfer.transfer_id, 0)
             with suppress(TransferRejected, Unavailable, NodeError):  # its own turn says why
-                orders.append(self._payable(found, left))
-                left -= orders[-1].units
+                orders.append(self._payable(found, funds.after(orders), kept))
         return orders, moment
 
     async def _companions(self, companions: Sequence[Transfer]) -> list[_TriedTransfer]:
@@ -402,15 +418,18 @@ class EvmPayments(Payments):
         )
         return _TriedTransfer(transfer, recipient, is_blacklisted, gas)
 
-    def _payable(self, tried: _TriedTransfer, left: int) -> EvmPaymentOrder:
-        """Return the call that makes a transfer; ``left``: the USDC units that it may take.
+    def _payable(self, tried: _TriedTransfer, funds: _Funds, leaves: int) -> EvmPaymentOrder:
+        """Return the call that makes a transfer; ``leaves``: the USDC units to be left after it.
 
         Raises TransferRejected, and Unavailable or NodeError when it can't be made now.
         """
         transfer, recipient, is_blacklisted, gas = tried
         if is_blacklisted:
             raise TransferRejected("the destination is on the token's blacklist")
-        if left < transfer.units:
+        missing = transfer.units + leaves - funds.held - funds.coming
+        if missing > 0:
+            raise LacksFunds(transfer, missing)
+        if funds.held < transfer.units:
             raise Unavailable(f"Not enough USDC is left on {self._network.name} for this payment.")
         if isinstance(gas, Reverted):
             log.warning(

@@ -10,19 +10,26 @@ error. It has failed only if another transaction that spends one of its inputs i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import structlog
 from msgspec.structs import replace
 from typing_extensions import override
 
-from rpcsvc.clock import Clock, iso8601
+from rpcsvc.clock import Clock, iso8601, steady_ms
 from rpcsvc.domain.money import XMR, format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Condition, faults
-from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
+from rpcsvc.orders.ports.wallets import (
+    LacksFunds,
+    Outcome,
+    PreparedTransfer,
+    Record,
+    TransferRejected,
+    Verdict,
+)
 from rpcsvc.settlement.onchain.adapter import Payments
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
@@ -64,6 +71,10 @@ _LONGEST_PAUSE_MS: Final = 60_000
 _OUTPUTS_WEIGHT: Final = 850
 _SPENT_WEIGHT: Final = 660
 _FURTHER_WEIGHT: Final = 355
+# As long as the turns of a batch's transfers take; a payment may leave the pool without a block.
+_LOOKED_MS: Final = 5_000
+# Addresses whose check is remembered: those of the payouts that wait.
+_MOST_CHECKED: Final = 1_000
 _UNPUBLISHED = (MoneroPaymentState.PREPARED, MoneroPaymentState.RELAYING)
 # Codes about the wallet, not about this payment.
 _NO_WALLET = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
@@ -131,6 +142,20 @@ class MoneroFees:
         return self.per_byte
 
 
+class _Looked(NamedTuple):
+    """The last verdict of a batch, the node's top block before it, and when (steady ms) it came."""
+
+    payment_id: str
+    top_hash: str
+    at: int
+    verdict: Verdict
+
+    def is_of(self, payment: MoneroPayment, info: NodeInfo, now: int) -> bool:
+        """Return whether it is as good as a new one."""
+        same = (self.payment_id, self.top_hash) == (payment.payment_id, info.top_hash)
+        return same and now - self.at < _LOOKED_MS
+
+
 class MoneroPayments(Payments):
     """Prepares, publishes and follows payments.
 
@@ -144,9 +169,13 @@ class MoneroPayments(Payments):
         ledger: MoneroLedger,
         clock: Clock,
         options: MoneroOptions,
+        steady: Callable[[], int] = steady_ms,
     ) -> None:
         self._connection = connection
         self._ledger = ledger
+        self._steady = steady
+        self._looked: _Looked | None = None
+        self._checked: dict[str, AddressCheck] = {}
         self.fees = MoneroFees(connection, options)
         self._clock = clock
         self._options = options
@@ -168,7 +197,11 @@ class MoneroPayments(Payments):
 
     @override
     async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+        self,
+        transfer: Transfer,
+        companions: Sequence[Transfer],
+        record: Record,
+        leaves: Mapping[str, int],
     ) -> Sequence[Transfer]:
         with self._connection.watched():
             await self._connection.ready()
@@ -179,7 +212,9 @@ class MoneroPayments(Payments):
                 check = await self._check_destination(transfer.address)
                 # A transaction with a payment id has one recipient.
                 fit = [] if check.integrated else await self._fit(companions)
-                payment = await self._sign_together([transfer, *fit])
+                payment = await self._sign_together(
+                    await self._affordable([transfer, *fit], leaves)
+                )
 
                 async def commit(rows: Rows) -> None:
                     await self._ledger.add_payment(payment, rows)
@@ -209,6 +244,26 @@ class MoneroPayments(Payments):
             if not check.integrated:
                 fit.append(item)
         return fit
+
+    async def _affordable(
+        self, transfers: Sequence[Transfer], leaves: Mapping[str, int]
+    ) -> list[Transfer]:
+        """Return the transfers after which what must be left is left, locked or not.
+
+        Raises LacksFunds for the first one.
+        """
+        left, affordable = await self._connection.wallet.total(), list[Transfer]()
+        for item in transfers:
+            kept = leaves.get(item.transfer_id, 0)
+            # The fee has a margin: a refund, which leaves nothing, is tried without it.
+            taken = item.units + (item.fee if kept else 0)
+            missing = taken + kept - left
+            if missing <= 0:
+                affordable.append(item)
+                left -= taken
+            elif item is transfers[0]:
+                raise LacksFunds(item, missing)
+        return affordable
 
     async def _sign_together(self, transfers: Sequence[Transfer]) -> MoneroPayment:
         """Sign one payment for all that fit; for the first alone if that can't be made."""
@@ -273,6 +328,18 @@ class MoneroPayments(Payments):
 
     async def _check_destination(self, address: str) -> AddressCheck:
         """The wallet's check of an address that can be paid. Raises TransferRejected."""
+        check = self._checked.get(address)
+        if check is None:
+            check = await self._require_foreign(address)
+            if len(self._checked) >= _MOST_CHECKED:
+                self._checked.clear()
+            self._checked[address] = check
+        elif await self._ledger.address_minor(address) is not None:
+            raise _own_destination()
+        return check
+
+    async def _require_foreign(self, address: str) -> AddressCheck:
+        """Have the wallet check an address. Raises TransferRejected."""
         check = await self._connection.wallet.validate(address)
         if not check.valid:
             raise TransferRejected("the destination is no Monero address")
@@ -282,7 +349,7 @@ class MoneroPayments(Payments):
                 f" {self._options.address_nettype}"
             )
         if await self._is_ours(address):
-            raise TransferRejected("the destination is an address of the service itself")
+            raise _own_destination()
         return check
 
     async def _is_ours(self, address: str) -> bool:
@@ -329,6 +396,7 @@ class MoneroPayments(Payments):
             self._connection.addresses.require_scanned()
             payment = await self._known(transfer)
             async with self._writer:
+                self._looked = None
                 return await self.advance(payment.payment_id)
 
     async def advance(self, payment_id: str) -> Verdict:
@@ -379,7 +447,19 @@ class MoneroPayments(Payments):
     @override
     async def look_up(self, transfer: Transfer) -> Verdict:
         with self._connection.watched():
-            return await self._presence.verdict(await self._known(transfer))
+            payment = await self._known(transfer)
+            if payment.batch:
+                return await self._verdict_of_batch(payment)
+            return await self._presence.verdict(payment)
+
+    async def _verdict_of_batch(self, payment: MoneroPayment) -> Verdict:
+        """Return the verdict of a batch, once for all its transfers: they ask one after another."""
+        looked, info = self._looked, await self._connection.check_node()
+        if looked is not None and looked.is_of(payment, info, self._steady()):
+            return looked.verdict
+        verdict = await self._presence.verdict(payment)
+        self._looked = _Looked(payment.payment_id, info.top_hash, self._steady(), verdict)
+        return verdict
 
     async def _known(self, transfer: Transfer) -> MoneroPayment:
         payment = await self._ledger.payment(transfer.transfer_id)
@@ -481,6 +561,10 @@ class MoneroPayments(Payments):
         except NodeError as error:
             log.warning("monero_proof_failed", txid=txid, reason=str(error))
             return None
+
+
+def _own_destination() -> TransferRejected:
+    return TransferRejected("the destination is an address of the service itself")
 
 
 def _ending(payment: MoneroPayment) -> str:

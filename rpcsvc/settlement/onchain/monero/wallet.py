@@ -266,6 +266,10 @@ class WalletClient:
             list[WalletTransfer], "get_transfer_by_txid", answer.get("transfers", [])
         )
 
+    async def total(self) -> int:
+        """Return all piconero of the account, locked ones and change that is not mined included."""
+        return (await self.balance(_OWN)).total
+
     async def balance(self, indices: Sequence[int] = ()) -> Balance:
         """The balance of an account, and of these subaddresses (none given: of all in use).
 
