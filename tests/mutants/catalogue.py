@@ -10,12 +10,18 @@ from typing import Final, NamedTuple
 
 
 class Mutant(NamedTuple):
-    """A planted fault. ``why``: what goes wrong with money, or with what people were told."""
+    """A planted fault. ``why``: what goes wrong with money, or with what people were told.
+
+    ``cut``: a scenario of ``tests/simulation/cuts.py`` that shows it at some effect. ``behind``:
+    what holds the money without the passage, or why the simulation seldom shows it.
+    """
 
     name: str
     why: str
     old: str
     new: str
+    cut: str = ""
+    behind: str = ""
 
 
 MUTANTS: Final = (
@@ -51,6 +57,7 @@ MUTANTS: Final = (
         "a payout stays planned although its deposit was taken back",
         "        return refund_extra(order)\n    return decide(cancel_planned(order), now)",
         "        return refund_extra(order)\n    return Transition(order)",
+        cut="robbed-payout",
     ),
     Mutant(
         "failed-payout-is-not-refunded",
@@ -63,6 +70,7 @@ MUTANTS: Final = (
         "a refund is planned again with a deposit that is gone",
         "    return refund_extra(remove_deposit(order, event))",
         "    return refund_extra(order)",
+        cut="robbed-refund",
     ),
     # --- commit, then act ----------------------------------------------------------------------
     Mutant(
@@ -70,36 +78,42 @@ MUTANTS: Final = (
         "after a restart a committed payout is not carried out",
         "        for effect in pending:\n            self._push(effect",
         "        for effect in pending[:0]:\n            self._push(effect",
+        cut="payout-of-usdc",
     ),
     Mutant(
         "effect-ends-too-soon",
         "a transfer whose outcome is unknown is never looked at again",
         "    ended = verdict.outcome in (Outcome.SETTLED, Outcome.FAILED)",
         "    ended = verdict.outcome is not Outcome.PENDING",
+        cut="unanswered",
     ),
     Mutant(
         "unknown-is-failed",
         "a payout whose publication raised an error is refunded as well",
         "        return Verdict(Outcome.UNKNOWN, type(error).__name__)",
         "        return Verdict(Outcome.FAILED, type(error).__name__)",
+        cut="unanswered",
     ),
     Mutant(
         "effects-are-not-committed",
         "a crash after a decision loses the payout that was decided",
         "effect_values(order_id, effect)) for effect in change.effects",
         "effect_values(order_id, effect)) for effect in change.effects[:0]",
+        cut="payout-of-usdc",
     ),
     Mutant(
         "key-is-not-looked-up",
         "the same idempotency key makes a second order",
         "        if stored is not None:\n            require_same(stored.operation",
         "        if stored is not None and stored.body == b'':\n            require_same(stored.operation",
+        cut="payout-of-usdc",
     ),
     Mutant(
         "deposit-is-not-asked-again",
         "a payout is signed for a deposit that the chain has lost",
         "        return await self._has_its_deposits(order)",
         "        return True",
+        cut="robbed-payout",
     ),
     Mutant(
         "signed-is-not-checked-again",
@@ -118,12 +132,14 @@ MUTANTS: Final = (
         "what is paid for deposits that are not final has no bound",
         "            return DepositConfirmed(event.key, is_final=False)",
         "            return event",
+        cut="early",
     ),
     Mutant(
         "sum-at-risk-is-not-checked",
         "orders that are confirmed at once pay out more than the bound together",
         "            yield Statement(_WITHIN, bound, finds=True)",
         "            yield Statement(_WITHIN, bound)",
+        cut="early",
     ),
     # --- leases --------------------------------------------------------------------------------
     Mutant(
@@ -180,24 +196,28 @@ MUTANTS: Final = (
         "two payouts that are signed together have one nonce",
         "            made = self.attempt(order, nonce + len(payments), price)\n",
         "            made = self.attempt(order, nonce, price)\n",
+        cut="payouts-of-usdc",
     ),
     Mutant(
         "ether-is-counted-once",
         "payouts that are signed together each count on the same ether",
         "        fit = sum(wei + reserve <= moment.ether for wei in needed)\n",
         "        fit = len(needed) if needed[0] + reserve <= moment.ether else 0\n",
+        cut="little-ether",
     ),
     Mutant(
         "usdc-is-counted-once",
         "payouts that are signed together each count on the same USDC",
         "                left -= orders[-1].units\n",
         "                left -= 0\n",
+        cut="little-usdc",
     ),
     Mutant(
         "batch-has-one-line",
         "of payouts that are signed together the journal has the first one only",
         "            as_one(entries),\n",
         "            entries[0],\n",
+        cut="restored-batch",
     ),
     Mutant(
         "replacement-is-not-recorded",
@@ -211,6 +231,7 @@ MUTANTS: Final = (
         "a payout counts as final in a block that may be replaced",
         "        needed = self._network.settled_after\n",
         "        needed = 1\n",
+        cut="payout-of-usdc",
     ),
     Mutant(
         "failed-by-one-block",
@@ -251,6 +272,7 @@ MUTANTS: Final = (
         "a deposit counts before it has the confirmations",
         "    return height - number + 1 >= depth",
         "    return height - number + 1 >= 1",
+        cut="payout-of-xmr",
     ),
     Mutant(
         "usdc-gone-at-once",
@@ -294,6 +316,7 @@ MUTANTS: Final = (
         "an XMR payout counts as final in a block that may be replaced",
         "        is_settled = depth >= self._options.settled_after",
         "        is_settled = depth >= 1",
+        cut="payout-of-xmr",
     ),
     Mutant(
         "xmr-failed-by-one-block",
@@ -324,6 +347,7 @@ MUTANTS: Final = (
         "an XMR deposit counts before it has the confirmations",
         "        deep = stays or view.info.height - found.height >= needed",
         "        deep = stays or view.info.height - found.height >= 1",
+        cut="payout-of-usdc",
     ),
     Mutant(
         "xmr-fork-is-not-found",

@@ -48,6 +48,8 @@ BEGAN_MS: Final = 1_763_678_000_000
 _MOST_LOOKS: Final = 20
 # So long (s) a caller waits before it asks again, at first and at most.
 _FIRST_WAIT, _MOST_WAIT = 1.0, 15.0
+# A call that nobody could answer for so long (s), in virtual time, never is.
+_MOST_SILENCE: Final = 7_200
 _MOST_WRONG_MS: Final = 300_000
 _LEASE: Final = "SELECT token, expires_at FROM leases WHERE name = 'settler'"
 # So long after it was woken, a replica may publish what it decided to before it was paused.
@@ -433,9 +435,11 @@ class Universe:
 
         A call whose replica was killed has no answer: the caller waits, gives up, and asks again.
         """
-        wait = _FIRST_WAIT
+        wait, gives_up = _FIRST_WAIT, self.loop.time() + _MOST_SILENCE
         while True:
             replica = chance.choice(self.replicas)
+            if self.loop.time() > gives_up:
+                self.violated(f"{name} has no answer: {key or params}")
             if replica.up is not None:
                 self.counts["calls"] += 1
                 body = await self._ask(replica, replica.up, name, params, key)
@@ -453,6 +457,7 @@ class Universe:
                         return answer
                     if answer["error"]["code"] == _FULL:
                         await asyncio.sleep(60)
+                        gives_up = self.loop.time() + _MOST_SILENCE
                     elif not answer["error"]["retryable"]:
                         if once:
                             return answer
