@@ -71,11 +71,11 @@ regtest-soak: install ## orders, faults and reorganisations at random on the who
 	tools/regtest/install
 	$(BIN)/python -m tests.regtest.soak
 
-simulate: install ## run whole services under random seeds: ENGINE=onchain or sandbox, SECONDS=60, ORDERS=100, one SEED=; or CUT= a scenario everywhere
-	$(BIN)/python -m tests.simulation $(if $(CUT),--cut $(CUT) --size $(or $(SIZE),1) $(if $(AT),--at $(AT))) --engine $(or $(ENGINE),onchain) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60)) --orders $(or $(ORDERS),100)
+simulate: install ## run whole services under random seeds: ENGINE=onchain or sandbox, SECONDS=60, ORDERS=100, JOBS= at once, one SEED= or from FIRST= on; or CUT= a scenario everywhere
+	$(BIN)/python -m tests.simulation $(if $(CUT),--cut $(CUT) --size $(or $(SIZE),1) $(if $(AT),--at $(AT))) --engine $(or $(ENGINE),onchain) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60) $(if $(FIRST),--first $(FIRST))) --orders $(or $(ORDERS),100) $(if $(JOBS),--jobs $(JOBS))
 
-mutants: install ## plant faults that could lose money, one at a time: NAMES= some, SUITE=simulation or test, SECONDS=60 each
-	$(BIN)/python -m tests.mutants $(NAMES) --suite $(or $(SUITE),simulation) --seconds $(or $(SECONDS),60)
+mutants: install ## plant faults that could lose money, one at a time: NAMES= some, SUITE=simulation or test, SECONDS=60 each, JOBS= universes at once
+	$(BIN)/python -m tests.mutants $(NAMES) --suite $(or $(SUITE),simulation) --seconds $(or $(SECONDS),60) $(if $(JOBS),--jobs $(JOBS))
 
 fuzz: $(FUZZ) ## feed readers of strangers' bytes under coverage: TARGETS= some, SECONDS=60 each
 	$(BIN)/python -m tests.fuzz $(TARGETS) --seconds $(or $(SECONDS),60)

@@ -10,12 +10,18 @@ from typing import Final, NamedTuple
 
 
 class Mutant(NamedTuple):
-    """A planted fault. ``why``: what goes wrong with money, or with what people were told."""
+    """A planted fault. ``why``: what goes wrong with money, or with what people were told.
+
+    ``cut``: a scenario of ``tests/simulation/cuts.py`` that shows it at some effect. ``behind``:
+    what holds the money without the passage, or why the simulation seldom shows it.
+    """
 
     name: str
     why: str
     old: str
     new: str
+    cut: str = ""
+    behind: str = ""
 
 
 MUTANTS: Final = (
@@ -27,6 +33,7 @@ MUTANTS: Final = (
         "    came = sum(units_by_rate(order.unspent, fresh).values())\n"
         "    due = max(order.terms.deposit_amount, came)\n"
         "    return order.terms.payout({fresh: due}, is_priced=is_priced)",
+        cut="short",
     ),
     Mutant(
         "overpaid-takes-reservations",
@@ -45,36 +52,42 @@ MUTANTS: Final = (
         "a deposit over the maximum is swapped at the quoted rate",
         "    if total > order.terms.max_deposit:\n        return refund(order, OrderReason.ABOVE",
         "    if total > 99 * order.terms.max_deposit:\n        return refund(order, OrderReason.ABOVE",
+        cut="refund-of-xmr",
     ),
     Mutant(
         "below-minimum-is-kept",
         "a deposit below the minimum is neither swapped nor refunded",
         "    return refund(order, OrderReason.BELOW_MINIMUM)",
         "    return Transition(replace(order, status=OrderStatus.EXPIRED))",
+        cut="below-minimum",
     ),
     Mutant(
         "late-extra-is-kept",
         "a deposit that is confirmed after the decision is never refunded",
         "    return refund_extra(_record_confirmed(order, event))",
         "    return Transition(_record_confirmed(order, event))",
+        cut="paid-again",
     ),
     Mutant(
         "removed-deposit-is-paid",
         "a payout stays planned although its deposit was taken back",
         "        return refund_extra(order)\n    return decide(cancel_planned(order), now)",
         "        return refund_extra(order)\n    return Transition(order)",
+        cut="robbed-payout",
     ),
     Mutant(
         "failed-payout-is-not-refunded",
         "the deposits of a payout that failed stay spent",
         "    order = release(put(order, ended), transfer.transfer_id)",
         "    order = put(order, ended)",
+        cut="banned",
     ),
     Mutant(
         "removed-refund-goes-on",
         "a refund is planned again with a deposit that is gone",
         "    return refund_extra(remove_deposit(order, event))",
         "    return refund_extra(order)",
+        cut="robbed-refund",
     ),
     # --- commit, then act ----------------------------------------------------------------------
     Mutant(
@@ -82,60 +95,72 @@ MUTANTS: Final = (
         "after a restart a committed payout is not carried out",
         "        for effect in pending:\n            self._push(effect",
         "        for effect in pending[:0]:\n            self._push(effect",
+        cut="payout-of-usdc",
     ),
     Mutant(
         "effect-ends-too-soon",
         "a transfer whose outcome is unknown is never looked at again",
         "    ended = verdict.outcome in (Outcome.SETTLED, Outcome.FAILED)",
         "    ended = verdict.outcome is not Outcome.PENDING",
+        cut="unanswered",
     ),
     Mutant(
         "unknown-is-failed",
         "a payout whose publication raised an error is refunded as well",
         "        return Verdict(Outcome.UNKNOWN, type(error).__name__)",
         "        return Verdict(Outcome.FAILED, type(error).__name__)",
+        cut="unanswered",
     ),
     Mutant(
         "effects-are-not-committed",
         "a crash after a decision loses the payout that was decided",
         "effect_values(order_id, effect)) for effect in change.effects",
         "effect_values(order_id, effect)) for effect in change.effects[:0]",
+        cut="payout-of-usdc",
     ),
     Mutant(
         "key-is-not-looked-up",
         "the same idempotency key makes a second order",
         "        if stored is not None:\n            require_same(stored.operation",
         "        if stored is not None and stored.body == b'':\n            require_same(stored.operation",
+        cut="payout-of-usdc",
     ),
     Mutant(
         "deposit-is-not-asked-again",
         "a payout is signed for a deposit that the chain has lost",
         "        return await self._has_its_deposits(order)",
         "        return True",
+        cut="robbed-payout",
     ),
     Mutant(
         "signed-is-not-checked-again",
         "what changed while a payment was signed is paid anyway",
         "            if check is not None:\n                await check(",
         "            if check is not None and not steps:\n                await check(",
+        behind="a cancelled transfer can't become a signed one (machine.py), and writes are fenced; "
+        "what is left is the moment between a scan that misses a deposit and its event",
     ),
     Mutant(
         "recorded-before-acknowledged",
         "a deposit whose event failed is acknowledged all the same",
         "            if not self.quarantine.is_broken(order_id, step):",
         "            if True:",
+        behind="an event fails by a fault of the product only, which no universe has",
     ),
     Mutant(
         "early-deposit-counts-as-final",
         "what is paid for deposits that are not final has no bound",
         "            return DepositConfirmed(event.key, is_final=False)",
         "            return event",
+        cut="early",
     ),
     Mutant(
         "sum-at-risk-is-not-checked",
         "orders that are confirmed at once pay out more than the bound together",
         "            yield Statement(_WITHIN, bound, finds=True)",
         "            yield Statement(_WITHIN, bound)",
+        cut="early",
+        behind="the sum is read before each event (may_count), and one settler applies one at a time",
     ),
     # --- leases --------------------------------------------------------------------------------
     Mutant(
@@ -143,30 +168,35 @@ MUTANTS: Final = (
         "a replica that has lost its lease goes on writing",
         "            await self._db.write([self._fence, *statements])",
         "            await self._db.write([*statements])",
+        cut="paused",
     ),
     Mutant(
         "lease-is-taken-early",
         "two replicas hold the lease at once",
         "(expires_at IS NULL OR expires_at <= now_ms() OR token = :over)",
         "(expires_at IS NULL OR expires_at <= now_ms() + 9000 OR token = :over)",
+        cut="contested",
     ),
     Mutant(
         "lease-lasts-longer",
         "a replica signs after its lease has ended",
         "self._now_ms() < self._ends_at - MARGIN_MS",
         "self._now_ms() < self._ends_at + 60_000",
+        cut="paused",
     ),
     Mutant(
         "lease-counts-from-the-answer",
         "a slow answer of the database makes a lease longer",
         "            lease.extend(asked_at + lasts_ms)",
         "            lease.extend(self._now_ms() + lasts_ms)",
+        cut="slow",
     ),
     Mutant(
         "published-without-lease",
         "a replica publishes although its lease has no time left",
         "        if publishes and not self._has_time():",
         "        if publishes and self._session is None:",
+        cut="paused",
     ),
     # --- USDC payments -------------------------------------------------------------------------
     Mutant(
@@ -174,42 +204,49 @@ MUTANTS: Final = (
         "a signed and unpublished payment's nonce is signed for another",
         "        return max(pending, own)",
         "        return pending",
+        cut="payouts-of-usdc",
     ),
     Mutant(
         "unpublished-is-passed",
         "a payout is signed behind one that no node may ever get",
         "                return payment.payment_id\n        return None",
         "                continue\n        return None",
+        cut="payouts-of-usdc",
     ),
     Mutant(
         "published-before-recorded",
         "a payment may be out there without a line that says so",
         "            await self._mark_published(unknown)\n",
         "            asyncio.get_running_loop().create_task(self._mark_published(unknown))\n",
+        cut="payout-of-usdc",
     ),
     Mutant(
         "nonce-is-used-twice",
         "two payouts that are signed together have one nonce",
         "            made = self.attempt(order, nonce + len(payments), price)\n",
         "            made = self.attempt(order, nonce, price)\n",
+        cut="payouts-of-usdc",
     ),
     Mutant(
         "ether-is-counted-once",
         "payouts that are signed together each count on the same ether",
         "        fit = sum(wei + reserve <= moment.ether for wei in needed)\n",
         "        fit = len(needed) if needed[0] + reserve <= moment.ether else 0\n",
+        cut="little-ether",
     ),
     Mutant(
         "usdc-is-counted-once",
         "payouts that are signed together each count on the same USDC",
         "self._payable(found, funds.after(orders), kept)",
         "self._payable(found, funds, kept)",
+        cut="little-usdc",
     ),
     Mutant(
         "batch-has-one-line",
         "of payouts that are signed together the journal has the first one only",
         "            as_one(entries),\n",
         "            entries[0],\n",
+        cut="restored-batch",
     ),
     Mutant(
         "replacement-is-not-recorded",
@@ -217,18 +254,21 @@ MUTANTS: Final = (
         "        await self._ledger.add_attempt(payment, attempt)",
         "        payment = replace(payment, attempts=(*payment.attempts, attempt))\n"
         "        await self._payments.hand_over([payment])",
+        cut="dear",
     ),
     Mutant(
         "settled-by-one-block",
         "a payout counts as final in a block that may be replaced",
         "        needed = self._network.settled_after\n",
         "        needed = 1\n",
+        cut="payout-of-usdc",
     ),
     Mutant(
         "failed-by-one-block",
         "a payout is refunded for a failure in a block that may be replaced",
         "        if depth < needed or _is_paid(after):",
         "        if depth < 1 or _is_paid(after):",
+        cut="banned",
     ),
     Mutant(
         "receipt-is-not-asked-again",
@@ -236,6 +276,7 @@ MUTANTS: Final = (
         "        if receipt is not None:\n            return await self._mined(payment, receipt, top)\n"
         "        return await self._spent_nonce(payment, since, top)",
         "        return await self._spent_nonce(payment, since, top)",
+        behind="the spender of the nonce is looked for, and found to be the payment itself",
     ),
     Mutant(
         "spent-nonce-is-failed",
@@ -243,12 +284,14 @@ MUTANTS: Final = (
         "            return self._open(after, why, depth)\n        if found.is_attempt_of(payment):",
         "            return Judgement(Verdict(Outcome.FAILED, why), after)\n"
         "        if found.is_attempt_of(payment):",
+        cut="two-nodes",
     ),
     Mutant(
         "owed-is-not-counted",
         "the same USDC is promised to two payouts",
         "        return sum(item.order.units for item in waiting if _is_payout(item))",
         "        return 0 * sum(item.order.units for item in waiting if _is_payout(item))",
+        cut="little-usdc",
     ),
     Mutant(
         "any-event-settles",
@@ -256,6 +299,7 @@ MUTANTS: Final = (
         "            if log.address.lower() == token and"
         " usdc.transfer_in(log.topics, log.data) == wanted:",
         "            if log.address.lower() == token or wanted is None:",
+        behind="what the wallet signs makes one transfer, or fails without an event",
     ),
     # --- USDC deposits and sweeps --------------------------------------------------------------
     Mutant(
@@ -263,24 +307,28 @@ MUTANTS: Final = (
         "a deposit counts before it has the confirmations",
         "    return height - number + 1 >= depth",
         "    return height - number + 1 >= 1",
+        cut="payout-of-xmr",
     ),
     Mutant(
         "usdc-gone-at-once",
         "one node's missing receipt takes a deposit away",
         "            if txid in self._missing:\n                self._note_gone(scanned, txid)",
         "            if not listed:\n                self._note_gone(scanned, txid)",
+        cut="two-nodes",
     ),
     Mutant(
         "usdc-block-is-not-compared",
         "a deposit in a replaced block is confirmed",
         "        return block is not None and block.hash == item.block_hash\n\n\nclass EvmDepositScanner",
         "        return block is not None\n\n\nclass EvmDepositScanner",
+        cut="robbed-payout",
     ),
     Mutant(
         "cursor-moves-on",
         "blocks whose deposits were not read are never read again",
         "        to = scanned.reached",
         "        to = EvmCursor(self._height, (await scanned.block(self._height)).hash)",
+        cut="unanswered",
     ),
     # --- XMR payments --------------------------------------------------------------------------
     Mutant(
@@ -288,30 +336,35 @@ MUTANTS: Final = (
         "the wallet signs with outputs of a payment that is not out",
         "            if verdict.outcome not in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):",
         "            if verdict.outcome is None:",
+        cut="batch",
     ),
     Mutant(
         "xmr-inputs-are-not-compared",
         "two payouts spend the same output, and one never arrives",
         "        if taken := await self._ledger.live_key_images(signed.key_images):",
         "        if taken := set[str]():",
+        cut="batch",
     ),
     Mutant(
         "xmr-relayed-before-recorded",
         "the wallet relays a payment that is not on record as out",
         "            await self._ledger.put_payment(marked)\n            said = await self._relay(marked)",
         "            said = await self._relay(marked)\n            await self._ledger.put_payment(marked)",
+        cut="payout-of-xmr",
     ),
     Mutant(
         "xmr-settled-by-one-block",
         "an XMR payout counts as final in a block that may be replaced",
         "        is_settled = depth >= self._options.settled_after",
         "        is_settled = depth >= 1",
+        cut="payout-of-xmr",
     ),
     Mutant(
         "xmr-failed-by-one-block",
         "an XMR payout counts as failed by a spender that may go again",
         "        if depth < needed:\n            await self._put(payment, after)",
         "        if depth < 0:\n            await self._put(payment, after)",
+        behind="only somebody else with the wallet's keys spends its inputs otherwise",
     ),
     Mutant(
         "xmr-spent-is-failed",
@@ -320,6 +373,7 @@ MUTANTS: Final = (
         "            return Verdict(\n                Outcome.UNKNOWN,",
         "            await self._put(payment, replace(payment, height=None, conflict=since))\n"
         "            return Verdict(\n                Outcome.FAILED,",
+        behind="only somebody else with the wallet's keys spends its inputs otherwise",
     ),
     Mutant(
         "xmr-signed-anew",
@@ -329,6 +383,7 @@ MUTANTS: Final = (
         "            [(p.address, p.units) for p in payment.payees], priority=2, from_indices=()\n"
         "        )\n        await self._connection.wallet.relay(again.metadata)\n"
         "        answer = await self._connection.node.submit(payment.raw)",
+        cut="unanswered",
     ),
     # --- XMR deposits --------------------------------------------------------------------------
     Mutant(
@@ -336,17 +391,20 @@ MUTANTS: Final = (
         "an XMR deposit counts before it has the confirmations",
         "        deep = stays or view.info.height - found.height >= needed",
         "        deep = stays or view.info.height - found.height >= 1",
+        cut="payout-of-usdc",
     ),
     Mutant(
         "xmr-fork-is-not-found",
         "blocks that were replaced are not scanned again",
         "            if header is not None and header.hash == cursor.hash:",
         "            if header is not None:",
+        cut="robbed-payout",
     ),
     Mutant(
         "xmr-scan-needs-no-agreement",
         "the cursor moves although wallet and node differ",
         "        agreed = before.top_hash == after.top_hash and scanned == after.height and not stale",
         "        agreed = True",
+        cut="reorganised",
     ),
 )

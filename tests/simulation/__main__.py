@@ -1,20 +1,23 @@
 """Runs universes: ``python -m tests.simulation [--engine E] [--seed N] [--seconds S]``.
 
-With ``--seed`` one universe runs; without, new seeds run until the time is up, two at once: those
-that are not over then are ended a little later, and say nothing. It ends with status 1 at the first
-violation, and prints the seed that replays it; with status 75 when none was over.
+With ``--seed`` one universe runs; without, new seeds run until the time is up, or the seeds from
+``--first`` on, ``--jobs`` at once: those that are not over then are ended a little later, and say
+nothing. It ends with status 1 at the first violation, and prints the seed that replays it; with
+status 75 when none was over.
 
-With ``--cut`` a scenario (or ``all``) is killed at each of its effects, or with ``--size 2`` at
+With ``--cut`` a scenario (or ``all``) is struck at each of its effects, or with ``--size 2`` at
 each pair of them, or once at those that ``--at`` names.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import secrets
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from tests.simulation.cuts import SCENARIOS, cut, cut_everywhere
@@ -30,23 +33,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this universe alone")
     parser.add_argument("--seconds", type=float, default=60, help="how long to run new seeds")
+    parser.add_argument("--first", type=int, help="run this seed and those that follow it")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="universes at once")
     parser.add_argument("--engine", choices=sorted(ENGINES), default="onchain")
     parser.add_argument("--orders", type=int, default=ORDERS, help="orders in each universe")
-    parser.add_argument("--cut", choices=["all", *SCENARIOS], help="kill at each effect of it")
-    parser.add_argument("--size", type=int, default=1, help="kills of each run")
-    parser.add_argument("--at", type=int, nargs="+", help="kill at these effects alone")
+    parser.add_argument("--cut", choices=["all", *SCENARIOS], help="strike at each effect of it")
+    parser.add_argument("--size", type=int, default=1, help="strikes of each run")
+    parser.add_argument("--at", type=int, nargs="+", help="strike at these effects alone")
     given = parser.parse_args()
     if given.cut is not None and given.at is not None:
         return _report([cut(given.cut, given.at)])
     if given.cut is not None:
-        return _cut([given.cut] if given.cut != "all" else list(SCENARIOS), given.size)
+        names = [given.cut] if given.cut != "all" else list(SCENARIOS)
+        return _cut(names, given.size, given.jobs)
     if given.seed is not None:
         return _report([run(given.seed, given.orders, engine=given.engine)])
-    return _report(*_search(given.seconds, given.orders, given.engine))
+    seeds = _new_seeds() if given.first is None else itertools.count(given.first)
+    return _report(*_search(seeds, given.seconds, given.orders, given.engine, given.jobs))
 
 
-def _search(seconds: float, orders: int, engine: str) -> tuple[list[Outcome], int]:
-    """Run new seeds until the time is up or one has a violation; also how many were cut short."""
+def _new_seeds() -> Iterator[int]:
+    while True:
+        yield secrets.randbits(32)
+
+
+def _search(
+    seeds: Iterator[int], seconds: float, orders: int, engine: str, jobs: int
+) -> tuple[list[Outcome], int]:
+    """Run seeds until the time is up or one has a violation; also how many were cut short."""
     ends = time.monotonic() + seconds
     found: list[Outcome] = []
 
@@ -57,13 +71,12 @@ def _search(seconds: float, orders: int, engine: str) -> tuple[list[Outcome], in
         return has_found() or time.monotonic() > ends + _MORE_SECONDS
 
     cut_short = 0
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         running: set[Future[Outcome]] = set()
         while True:
             is_enough = time.monotonic() > ends or has_found()
-            while not is_enough and len(running) < (os.cpu_count() or 1):
-                seed = secrets.randbits(32)
-                running.add(pool.submit(run, seed, orders, None, engine, is_over))
+            while not is_enough and len(running) < jobs:
+                running.add(pool.submit(run, next(seeds), orders, None, engine, is_over))
             if not running:
                 return found, cut_short
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -74,19 +87,21 @@ def _search(seconds: float, orders: int, engine: str) -> tuple[list[Outcome], in
                     cut_short += 1
 
 
-def _cut(names: list[str], size: int) -> int:
-    """Kill scenarios at each set of their effects; say how many did not end well."""
+def _cut(names: list[str], size: int, jobs: int) -> int:
+    """Strike scenarios at each set of their effects, each until one does not end well."""
     wrong = 0
     for name in names:
         runs = 0
-        for cuts, outcome in cut_everywhere(name, size):
+        for cuts, outcome in cut_everywhere(name, size, jobs):
             runs += 1
-            wrong += bool(outcome.violations)
             for violation in outcome.violations:
                 at = " ".join(map(str, cuts))
                 print(f"{name} --at {at}: {violation}", file=sys.stderr, flush=True)
+            if outcome.violations:
+                wrong += 1
+                break
         print(f"{name}: {runs} runs", flush=True)
-    print(f"{wrong} runs with violations")
+    print(f"{wrong} scenarios with violations")
     return 1 if wrong else 0
 
 

@@ -1,6 +1,7 @@
-"""Systematic crashes: a scenario is killed at each lasting effect, one run for each.
+"""Systematic faults: a scenario is struck at each lasting effect, one run for each.
 
-Or a copy of the database is taken there, and put in place with the journal once all is over.
+The settling replica is killed there. Or a copy of the database is taken, and put in place with the
+journal once all is over; or deposits are taken back; or the daemons are gone for a while.
 
 Between two effects nothing lasts: to be killed there is to be killed at the second one. Effects are
 commits, lines of the payment journal, and requests by which a daemon signs, publishes or makes an
@@ -9,26 +10,28 @@ address. The answer to the last effect never comes.
 
 from __future__ import annotations
 
-import os
 import random
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 from unittest.mock import patch
 
 from typing_extensions import override
 
 from rpcsvc.settlement.onchain.journal.files import PlaceWriter
+from tests.simulation.daemons import NO_FAULTS
 from tests.simulation.database import nothing
-from tests.simulation.onchain import OnchainUniverse
+from tests.simulation.evm import GWEI, Holding
+from tests.simulation.onchain import DEAREST, POOR, RICH, OnchainUniverse
 from tests.simulation.runs import Outcome, run_made
 from tests.simulation.signers import key_of
-from tests.simulation.tiers import USDC, XMR
-from tests.simulation.universe import Faults, Replica
+from tests.simulation.tiers import USDC, XMR, Tiers
+from tests.simulation.universe import Faults, Order, Replica
 
 SEED: Final = 1
 _ACTING: Final = frozenset(
@@ -38,20 +41,56 @@ _ACTING: Final = frozenset(
     }
 )  # fmt: skip
 _ENDED: Final = ("completed", "terminal_failure")
+_FINAL_ONLY: Final = Tiers()
+# Of four orders that are paid at once, two count before their deposits are final.
+_EARLY: Final = Tiers(
+    ((0, 1), (500 * USDC, 12)),
+    ((0, 1), (5 * XMR, 12)),
+    {"arbitrum": 200 * USDC, "monero": 200 * USDC, "all": 300 * USDC},
+)
+_HOSTS: Final = {"monero": ["monerod:80", "wallet:80"], "arbitrum": ["evm:80"]}
+# Wei for the fees of two payouts, and not of three.
+_ETHER: Final = 5 * 10**14
+# Strikes after which payments go on at once, or in less than a minute.
+_SHORT_STRIKES: Final = ("kill", "pause", "leave")
+_LATE: Final = (
+    "SELECT order_seq FROM event_log WHERE event = 'DeadlinePassed' AND status = 'executing_swap'"
+)
+_SHORT: Final = "is short of ether for gas"
+# So long (s) the daemons are gone, or a replica is paused.
+_GONE: Final = 40
+# Blocks that a node lags by, and that are replaced without touching anything final.
+_LAG, _SHALLOW = 60, 2
 
 
 class Scenario(NamedTuple):
     """Orders by direction and the units that are paid to each, and how many replicas run.
 
-    Units of None: by signing. ``is_poor``: payments wait for sweeps. ``withdrawn``: units that the
-    operator takes out, by network. ``is_restored``: an older copy of the database is put in place.
+    Units of None: by signing. ``hot``: what the hot wallet begins with. ``withdrawn``: units that
+    the operator takes out, by network. ``strike``: what happens at an effect. ``nodes``: of the EVM
+    chain, behind one name. ``again``: each pays once more when all is over.
     """
 
     orders: Sequence[tuple[str, int | None]] = ()
     replicas: int = 1
-    is_poor: bool = False
+    hot: Holding = RICH
     withdrawn: Mapping[str, int] = MappingProxyType({})
-    is_restored: bool = False
+    strike: Literal[
+        "kill",
+        "pause",
+        "contest",
+        "copy",
+        "rob",
+        "leave",
+        "ban",
+        "raise",
+        "slow",
+        "lag",
+        "reorganise",
+    ] = "kill"
+    nodes: int = 1
+    tiers: Tiers = _FINAL_ONLY
+    again: bool = False
 
 
 _USDC_IN, _XMR_IN = ("u2x", 150 * USDC), ("x2u", 8 * XMR // 10)
@@ -62,19 +101,36 @@ SCENARIOS: Final = {
     "refund-of-usdc": Scenario([("u2x", 60_000 * USDC)]),
     "refund-of-xmr": Scenario([("x2u", 400 * XMR)]),
     "batch": Scenario([_USDC_IN] * 3),
+    "short": Scenario([("u2x", 60 * USDC)]),
+    "below-minimum": Scenario([("u2x", 35 * USDC), ("x2u", XMR // 5)]),
+    "paid-again": Scenario([_USDC_IN, _XMR_IN], again=True),
+    "banned": Scenario([_XMR_IN], strike="ban"),
+    "dear": Scenario([_XMR_IN] * 2, strike="raise"),
+    "paused": Scenario([_USDC_IN, _XMR_IN], replicas=2, strike="pause"),
+    "slow": Scenario([_USDC_IN, _XMR_IN], replicas=2, strike="slow"),
+    "contested": Scenario([_USDC_IN, _XMR_IN], replicas=3, strike="contest"),
+    "two-nodes": Scenario([_USDC_IN, _XMR_IN], nodes=2, strike="lag"),
+    "reorganised": Scenario([_USDC_IN, _XMR_IN], strike="reorganise"),
     "take-over": Scenario([_USDC_IN, _XMR_IN], replicas=2),
-    "sweep": Scenario([("u2x", 60_000 * USDC)], is_poor=True),
+    "sweep": Scenario([("u2x", 60_000 * USDC)], hot=POOR),
     "x402": Scenario([("u2x", None)]),
     "withdrawal": Scenario(withdrawn={"arbitrum": 70 * USDC, "monero": 3 * XMR}),
     "restored-withdrawal": Scenario(
-        withdrawn={"arbitrum": 70 * USDC, "monero": 3 * XMR}, is_restored=True
+        withdrawn={"arbitrum": 70 * USDC, "monero": 3 * XMR}, strike="copy"
     ),
-    "restore": Scenario([_USDC_IN, _XMR_IN, ("u2x", 60_000 * USDC)], is_restored=True),
+    "robbed-payout": Scenario([_USDC_IN, _XMR_IN], strike="rob"),
+    "robbed-refund": Scenario([("u2x", 60_000 * USDC), ("x2u", 400 * XMR)], strike="rob"),
+    "unanswered": Scenario([_USDC_IN, _XMR_IN], strike="leave"),
+    "restored-batch": Scenario([_XMR_IN] * 3, strike="copy"),
+    "little-usdc": Scenario([("x2u", 12 * XMR)] * 3, hot=POOR),
+    "little-ether": Scenario([_XMR_IN] * 3, hot=Holding(_ETHER, RICH.units)),
+    "early": Scenario([_USDC_IN, _XMR_IN] * 2, tiers=_EARLY),
+    "restore": Scenario([_USDC_IN, _XMR_IN, ("u2x", 60_000 * USDC)], strike="copy"),
 }
 
 
 class CutUniverse(OnchainUniverse):
-    """A universe without faults but the kills at the effects with the numbers in ``cuts``."""
+    """A universe without faults but those at the effects with the numbers in ``cuts``."""
 
     def __init__(self, folder: Path, scenario: Scenario, cuts: Sequence[int]) -> None:
         self._scenario = scenario
@@ -82,11 +138,19 @@ class CutUniverse(OnchainUniverse):
         self.replicas = [Replica(self, number) for number in range(scenario.replicas)]
         self.counts["effects"] = 0
         self._cuts = cuts
-        self._copy: sqlite3.Connection | None = None
+        self._copied: sqlite3.Connection | None = None
 
     @override
-    def _is_poor(self, chance: random.Random) -> bool:
-        return self._scenario.is_poor
+    def _opening_holding(self, chance: random.Random) -> Holding:
+        return self._scenario.hot
+
+    @override
+    def _node_count(self, chance: random.Random) -> int:
+        return self._scenario.nodes
+
+    @override
+    def _tiers(self, chance: random.Random, *, is_early: bool) -> Tiers:
+        return self._scenario.tiers
 
     @override
     def _signs(self, number: int) -> bool:
@@ -114,57 +178,161 @@ class CutUniverse(OnchainUniverse):
         ]
         self.server.effect = self._effect
         self.network.watch = self._acted
+        await self._pay_all(placed)
+        for network, units in self._scenario.withdrawn.items():
+            await self.operator.take(network, units)
+        await self.settled()
+        if self._copied is not None:
+            self.operator.has_restored = True
+            self.restore(self._copied)
+            await self.settled()
+        if self._scenario.again:
+            await self._pay_all(placed)
+            await self.settled()
+        has_ended = set((await self.states()).values()) <= set(_ENDED)
+        if self._scenario.again or not has_ended:
+            await self.recover()
+        self.server.effect = nothing
+        self.calm()
+        await self.check()
+
+    async def _pay_all(self, placed: Sequence[Order]) -> None:
         for order, (_, units) in zip(placed, self._scenario.orders, strict=True):
             if units is None:
                 key = key_of(SEED, order.number)
                 await self.signers.pay(order.order_id, key, random.Random(SEED))
             else:
                 await self.send(order, units)
-        for network, units in self._scenario.withdrawn.items():
-            await self.operator.take(network, units)
-        await self.settled()
-        if self._copy is not None:
-            self.operator.has_restored = True
-            self.restore(self._copy)
-            await self.settled()
-        if not set((await self.states()).values()) <= set(_ENDED):
-            await self.recover()
-        self.server.effect = nothing
-        self.calm()
-        await self.check()
 
     def _acted(self, method: str, is_done: bool) -> None:
+        if is_done and method == "eth_sendRawTransaction":
+            self._compare_ether()
         if is_done and method in _ACTING:
             self._effect()
 
     def _effect(self) -> None:
         if self.server.effect is nothing:
             return
+        if self._scenario.strike == "rob" and not self.planned_deposits(also_seen=True):
+            return  # there is nothing to take back
         self.counts["effects"] += 1
         if self.counts["effects"] not in self._cuts:
             return
-        if self._scenario.is_restored:
-            self._copy = self.server.copy()
-        else:
-            holder = self.server.connection.execute("SELECT holder FROM leases").fetchone()[0]
-            for replica in self.replicas:
-                if replica.up is not None and replica.up.lease.holder == holder:
-                    self.kill(replica)
+        getattr(self, f"strike_{self._scenario.strike}")()
+
+    # --- strikes -------------------------------------------------------------------------------
+
+    def strike_kill(self) -> None:
+        for replica in self._settlers():
+            self.kill(replica)
+
+    def strike_pause(self) -> None:
+        for replica in self._settlers():
+            self.pause(replica, _GONE)
+
+    def _settlers(self) -> Iterator[Replica]:
+        holder = self.server.connection.execute("SELECT holder FROM leases").fetchone()[0]
+        for replica in self.replicas:
+            if replica.up is not None and replica.up.lease.holder == holder:
+                yield replica
+
+    def strike_copy(self) -> None:
+        self._copied = self.server.copy()
+
+    def strike_contest(self) -> None:
+        """Kill the settler while the database is slow to those who want its lease."""
+        self.strike_slow()
+        self.strike_kill()
+
+    def strike_rob(self) -> None:
+        """Take deposits back; the network of the first can't be asked for a while."""
+        deposits = self.planned_deposits(also_seen=True)
+        self.network.away += _HOSTS[deposits[0]["network"]]
+        self.later(_GONE, self.network.away.clear)
+        for deposit in deposits:
+            self.rob(deposit)
+
+    def strike_leave(self) -> None:
+        """Have no daemon answer for a while, not even what it has done."""
+        self.network.faults = NO_FAULTS._replace(unreached=1.0, lost=1.0)
+        self.later(_GONE, lambda: setattr(self.network, "faults", NO_FAULTS))
+
+    def strike_slow(self) -> None:
+        """Have half of the database's answers take up to 15 s for a while."""
+        for replica in self.replicas:
+            if (database := replica.database) is not None:
+                database.slow = 0.5
+                self.later(_GONE, partial(setattr, database, "slow", 0.0))
+
+    def strike_lag(self) -> None:
+        self.nodes[-1].lag = _LAG
+        self.later(_GONE, lambda: setattr(self.nodes[-1], "lag", 0))
+
+    def strike_reorganise(self) -> None:
+        self.evm.reorganise(_SHALLOW)
+        self.monero.pop(_SHALLOW)
+        self.monero.mine(_SHALLOW + 1)
+
+    def strike_ban(self) -> None:
+        """Have the token's issuer refuse payments to everybody who ordered."""
+        for order in self.orders.values():
+            self.evm.state.set(("blacklisted", order.to.lower()), 1, self.evm.top)
+
+    def strike_raise(self) -> None:
+        """Have gas cost more than payments that wait offer."""
+        self.evm.base_fee = DEAREST * GWEI
+
+    # --- checks --------------------------------------------------------------------------------
+
+    def _compare_ether(self) -> None:
+        """Compare with the hot wallet's ether: fees of all payments that wait to be mined."""
+        hot = self.hot.lower()
+        waiting = [each for each in self.nodes[0].pool.values() if each.sender == hot]
+        if sum(each.gas * each.max_fee for each in waiting) > self.evm.state.get(("ether", hot)):
+            self.violated(f"{len(waiting)} payments that wait count on the same ether")
+
+    @override
+    async def check(self) -> None:
+        """Note payments of the hot wallet that failed, and that went on at a deadline only.
+
+        Nothing else moves its money here, and nothing keeps a payment for minutes.
+        """
+        if self._scenario.strike in _SHORT_STRIKES and self._scenario.hot == RICH:
+            for row in self.server.connection.execute(_LATE):
+                self.violated(f"order {row['order_seq']} went on at its deadline only")
+        for block in self.evm.blocks:
+            for each in block.mined if self._scenario.strike != "ban" else ():
+                if each.made.sender == self.hot.lower() and not each.ok:
+                    self.violated(f"{each.made.txid} of the hot wallet failed in its block")
+        await super().check()
+
+    @override
+    async def _sickness(self, replica: Replica) -> str:
+        problem = await super()._sickness(replica)
+        is_short = self._scenario.hot.ether == _ETHER and problem.endswith(_SHORT)
+        return "" if is_short else problem
 
 
 def cut(name: str, cuts: Sequence[int]) -> Outcome:
-    """Run a scenario once, killed at these effects."""
+    """Run a scenario once, struck at these effects."""
     scenario = SCENARIOS[name]
     return run_made(lambda folder: CutUniverse(folder, scenario, cuts), len(scenario.orders))
 
 
-def cut_everywhere(name: str, size: int = 1) -> Iterator[tuple[Sequence[int], Outcome]]:
-    """Run a scenario once for each set of so many effects that it has, two runs at once.
+def cut_everywhere(
+    name: str, size: int = 1, jobs: int = 1
+) -> Iterator[tuple[Sequence[int], Outcome]]:
+    """Run a scenario once for each set of so many effects that it has, ``jobs`` runs at once.
 
-    The run that nothing strikes comes first, with no effects.
+    The run that nothing strikes comes first, with no effects; the others in no order.
     """
     whole = cut(name, ())
     yield (), whole
     sets = list(combinations(range(1, whole.counts["effects"] + 1), size))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from zip(sets, pool.map(lambda cuts: cut(name, cuts), sets), strict=True)
+    # Neighbours often show the same.
+    random.Random(SEED).shuffle(sets)
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            yield from zip(sets, pool.map(lambda cuts: cut(name, cuts), sets), strict=True)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

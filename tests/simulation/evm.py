@@ -170,6 +170,8 @@ class EvmChain:
         self._doomed: dict[str, None] = {}
         # The calls that were submitted to any node under a nonce, by sender and nonce.
         self.submitted: dict[tuple[str, int], dict[bytes, None]] = {}
+        # Called with the id of each transaction that is submitted to a node.
+        self.submitting: Callable[[str], None] = lambda _txid: None
         # Unix seconds of the last reorganisation.
         self.replaced_at = 0
         self._now = now

@@ -193,6 +193,7 @@ class EvmNode:
     def _submit(self, raw: str) -> str:
         made = decoded(bytes.fromhex(raw[2:]), self.chain.chain_id)
         self.chain.submitted.setdefault((made.sender, made.nonce), {})[made.data] = None
+        self.chain.submitting(made.txid)
         if (refusal := self._refusal(made)) is not None:
             raise CallRefused(-32000, refusal)
         if self.relays:

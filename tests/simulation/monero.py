@@ -131,6 +131,8 @@ class MoneroChain:
         self.outputs: dict[str, Output] = {}
         self.spent: dict[str, str] = {}
         self.heights: dict[str, int] = {}
+        # Called with the id of each transaction that is submitted to the node.
+        self.submitting: Callable[[str], None] = lambda _txid: None
         # Unix seconds of the last reorganisation.
         self.replaced_at = 0
         # The share of waiting transactions that a block leaves out.
@@ -270,6 +272,7 @@ class MonerodModel:
         except (ValueError, KeyError, TypeError):
             return {"status": "Failed", "reason": "the bytes are no transaction"}
         chain = self.chain
+        chain.submitting(made.txid)
         if made.txid in chain.heights:
             return {"status": "OK", "reason": "", "not_relayed": True}
         if (known := chain.pool.get(made.txid)) is not None:

@@ -10,11 +10,14 @@ import asyncio
 import errno
 import os
 import random
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
+
+from typing_extensions import override
 
 from rpcsvc import verify
 from rpcsvc.audit.auditor import open_auditor
@@ -71,12 +74,15 @@ _SIGN_ALONE: Final = 0.8
 # Where branches are deeper than finality, a signature outlives the faults: one that has run out is
 # not mined again, and no service can prevent that loss. The service takes an hour at most.
 _LASTING_SECONDS: Final = 3_000
+RICH: Final = Holding(ether=1_000 * 10**18, units=1_000_000 * USDC)
+# With little, refunds wait for sweeps, and payouts for each other.
+POOR: Final = Holding(RICH.ether, units=5_000 * USDC)
 # Of universes with faults, those whose hot wallet begins with little.
-_POOR: Final = 0.4
+_SHARE_OF_POOR: Final = 0.4
 # Of universes with faults, those that count deposits before they are final.
 _EARLY: Final = 0.5
 # Of universes with one replica and a busy operator, those in which older copies are restored.
-_RESTORED: Final = 0.5
+_RESTORED: Final = 0.9
 # Of payers where deposits count early, those who take theirs back, at least.
 _CHEATS: Final = 0.15
 # Of universes with faults, those whose answers are signed.
@@ -107,6 +113,11 @@ _PLANNED: Final = (
     " WHERE t.state = 'planned' AND d.state = 'confirmed' AND NOT EXISTS (SELECT 1 FROM transfers s"
     " WHERE s.order_id = t.order_id AND s.state <> 'planned')"
 )
+_SEEN: Final = "SELECT order_id, txid, network FROM deposits WHERE state = 'seen'"
+_USDC_ON_RECORD: Final = (
+    "SELECT state FROM evm_payments JOIN evm_attempts USING (payment_id) WHERE txid = ?"
+)
+_XMR_ON_RECORD: Final = "SELECT state FROM monero_payments WHERE txid = ?"
 _NONCE: Final = "SELECT sender, nonce FROM evm_payments WHERE payment_id = ?"
 _IMAGES: Final = "SELECT key_image FROM monero_key_images WHERE payment_id = ?"
 # So long after a reorganisation, all replicas that run know of it.
@@ -117,8 +128,8 @@ _MOST_DEPTH: Final = 25
 _MOST_DEPOSIT: Final = "SELECT max_deposit FROM orders WHERE order_id = ?"
 # What a payer sends, by direction: short, below the minimum, over, far over, over the most.
 _WRONG: Final = {
-    "x2u": [3 * XMR // 10, XMR // 20_000, XMR, 20 * XMR, 400 * XMR],
-    "u2x": [60 * USDC, USDC // 100, 200 * USDC, 3_000 * USDC, 60_000 * USDC],
+    "x2u": [3 * XMR // 10, XMR // 5, XMR, 20 * XMR, 400 * XMR],
+    "u2x": [60 * USDC, 35 * USDC, 200 * USDC, 3_000 * USDC, 60_000 * USDC],
 }
 # Of so many payments as these, the others are right.
 _PAYMENTS: Final = 8
@@ -133,7 +144,7 @@ _LOST: Final = "A deposit vanished from its network after it was paid out."
 # Less than this is dust, or too little to be sent back, in USDC units.
 _LITTLE: Final = 2 * USDC
 # The dearest gas, in gwei; and what network fees may take of a payment then, in USDC units.
-_DEAREST: Final = 20
+DEAREST: Final = 20
 _FEES: Final = 18 * USDC
 _CHAINS: Final = f"""
 [chains.arbitrum]
@@ -142,7 +153,7 @@ chain_id = {_MAIN_CHAIN_ID}
 aliases = ["arb"]
 native_token = "ETH"
 usdc_contract = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
-min_swap_usd = 1
+min_swap_usd = 40
 confirmations = {CONFIRMATIONS}
 block_time_ms = {_EVM_SECONDS * 1000}
 test_network = "arbitrum-sepolia"
@@ -209,16 +220,16 @@ class OnchainUniverse(Universe):
         # How many of the blocks from before the service began are still to come.
         self._opening = _OPENING_BLOCKS
         self.hot = _KEYS.address(HOT_WALLET_INDEX)
-        # With little, refunds wait for sweeps, and payouts for each other.
-        units = 5_000 * USDC if self._is_poor(chance) else 1_000_000 * USDC
-        opening = Holding(ether=1_000 * 10**18, units=units)
-        holdings = {self.hot: opening}
+        holdings = {self.hot: self._opening_holding(chance)}
         self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._evm_now, self._fork(), holdings)
-        self.nodes = [EvmNode(self.evm, self._fork()) for _ in range(chance.choice([1, 1, 2]))]
+        self.nodes = [EvmNode(self.evm, self._fork()) for _ in range(self._node_count(chance))]
         self.monero = MoneroChain(self._now, self._fork())
         self.monerod = MonerodModel(self.monero, "stagenet", self._fork())
         self.wallet = WalletModel(self.monerod, self._fork())
         self.server.ended = self._ended_payment
+        self.evm.submitting = partial(self._submitted, _USDC_ON_RECORD)
+        self.monero.submitting = partial(self._submitted, _XMR_ON_RECORD)
+        self._restored_at = -_KNOWN_SECONDS
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
@@ -238,7 +249,7 @@ class OnchainUniverse(Universe):
         )
         if self._is_restored:
             self._audience, is_early = 0.0, False
-        self.tiers = Tiers.drawn(chance) if is_early else Tiers()
+        self.tiers = self._tiers(chance, is_early=is_early)
         if is_early:
             most = max(self.chain_faults.cheat, _CHEATS)
             self.chain_faults = self.chain_faults._replace(cheat=most)
@@ -252,8 +263,15 @@ class OnchainUniverse(Universe):
         self.key_rings = KeyRings(folders, self, self._fork().randbytes) if is_signing else None
         self.settings["signing.enabled"] = is_signing
 
-    def _is_poor(self, chance: random.Random) -> bool:
-        return self.chain_faults != ChainFaults() and chance.random() < _POOR
+    def _opening_holding(self, chance: random.Random) -> Holding:
+        is_poor = self.chain_faults != ChainFaults() and chance.random() < _SHARE_OF_POOR
+        return POOR if is_poor else RICH
+
+    def _node_count(self, chance: random.Random) -> int:
+        return chance.choice([1, 1, 2])
+
+    def _tiers(self, chance: random.Random, *, is_early: bool) -> Tiers:
+        return Tiers.drawn(chance) if is_early else Tiers()
 
     def _fork(self) -> random.Random:
         return random.Random(self.chance.getrandbits(64))
@@ -423,6 +441,22 @@ class OnchainUniverse(Universe):
         if depth is not None and depth < CONFIRMATIONS:
             self.violated(f"{payment_id} is final for the service, {depth} blocks deep")
 
+    def _submitted(self, on_record: str, txid: str) -> None:
+        """Compare with the record: a payment reaches a node now, and has to be there as given out.
+
+        A copy that was put in place a moment ago may lack what is on its way.
+        """
+        if self._now() - self._restored_at < _KNOWN_SECONDS:
+            return
+        row = self.server.connection.execute(on_record, (txid,)).fetchone()
+        if row is None or row["state"] == "prepared":
+            self.violated(f"{txid} reaches a node, and is {row and row['state']} on record")
+
+    @override
+    def restore(self, copied: sqlite3.Connection) -> None:
+        self._restored_at = self._now()
+        super().restore(copied)
+
     def _counted_deposit(self, network: str, txid: str, order_id: str) -> None:
         """Compare with the chain: a deposit counts from now on.
 
@@ -467,7 +501,7 @@ class OnchainUniverse(Universe):
             if self._strikes(self.chain_faults.daemon):
                 self._outside.choice(self.nodes).restart()
             if self._strikes(self.chain_faults.gas):
-                self.evm.base_fee = GWEI * self._outside.choice([1, 1, 3, _DEAREST])
+                self.evm.base_fee = GWEI * self._outside.choice([1, 1, 3, DEAREST])
             if self._strikes(self.chain_faults.reorg):
                 self.counts["reorganisations"] += 1
                 self.evm.reorganise(self._outside.choice([1, 2, 3, 5, 12, 40]))
@@ -574,6 +608,8 @@ class OnchainUniverse(Universe):
                 if problem is None:
                     self.counts["verified"] += 1
                     return
+                if self.counts["steps"] and problem.startswith(verify.RetiredKey.__name__):
+                    return  # by a clock that is ahead it was made after the next rotation
             await asyncio.sleep(3)
         self.violated(f"{order.order_id} is not what was ordered: {problem}")
 
@@ -627,18 +663,31 @@ class OnchainUniverse(Universe):
             await asyncio.sleep(1)
             if not self._strikes(self.chain_faults.cheat / 2):
                 continue
-            rows = self.server.connection.execute(_PLANNED).fetchall()
-            if not rows:
-                continue
-            row = self._outside.choice(rows)
-            branch = self._branch_without(row["txid"], row["network"])
-            if branch is None or self._is_in_a_journal(row["order_id"]):
-                continue
-            if not self.server.connection.execute(_LONG_PAUSED, (self.now_ms(),)).fetchall():
-                for replica in self.replicas:
-                    self.kill(replica)
-            self.counts["robberies"] += 1
-            branch()
+            if deposits := self.planned_deposits():
+                self.rob(self._outside.choice(deposits))
+
+    def planned_deposits(self, *, also_seen: bool = False) -> list[sqlite3.Row]:
+        """Return the deposits of orders for which something is planned, and nothing signed.
+
+        ``also_seen``: and those that do not count yet.
+        """
+        sql = f"{_PLANNED} UNION {_SEEN}" if also_seen else _PLANNED
+        rows: list[sqlite3.Row] = self.server.connection.execute(sql).fetchall()
+        return rows
+
+    def rob(self, deposit: sqlite3.Row) -> None:
+        """Take a deposit back in a deep branch, if it can be and its order has no signed payment.
+
+        All replicas are killed, unless payouts have been paused for a while.
+        """
+        branch = self._branch_without(deposit["txid"], deposit["network"])
+        if branch is None or self._is_in_a_journal(deposit["order_id"]):
+            return
+        if not self.server.connection.execute(_LONG_PAUSED, (self.now_ms(),)).fetchall():
+            for replica in self.replicas:
+                self.kill(replica)
+        self.counts["robberies"] += 1
+        branch()
 
     def _is_in_a_journal(self, order_id: str) -> bool:
         """Whether a payment of an order was signed, and its commit may be under way."""
@@ -707,7 +756,9 @@ class OnchainUniverse(Universe):
         self.counts["withdrawals"] = sum(self.operator.wanted.values())
         found += [*self.strange_payments(), *self.operator.strange()]
         found += await self.signers.differences(
-            self.evm.state.get, has_restored=self.operator.has_restored
+            self.evm.state.get,
+            has_restored=self.operator.has_restored,
+            has_branched=self.evm.replaced_at > 0,
         )
         self.counts["signed"] = sum(self.evm.state.get(each.used) for each in self.signers.sent)
         return [*found, *await self.audited()]

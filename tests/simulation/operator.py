@@ -138,7 +138,7 @@ class Operator:
         copy would be lost with it.
         """
         while self.restores:
-            await asyncio.sleep(20 + 60 * self._chance.random())
+            await asyncio.sleep(5 + 20 * self._chance.random())
             is_time = self._universe.is_striking and self._universe.has_all_orders
             if not is_time or self._is_withdrawing:
                 continue

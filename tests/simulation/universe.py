@@ -48,6 +48,8 @@ BEGAN_MS: Final = 1_763_678_000_000
 _MOST_LOOKS: Final = 20
 # So long (s) a caller waits before it asks again, at first and at most.
 _FIRST_WAIT, _MOST_WAIT = 1.0, 15.0
+# A call that was refused so often, for more than half an hour, is never answered.
+_MOST_TRIES: Final = 500
 _MOST_WRONG_MS: Final = 300_000
 _LEASE: Final = "SELECT token, expires_at FROM leases WHERE name = 'settler'"
 # So long after it was woken, a replica may publish what it decided to before it was paused.
@@ -433,9 +435,11 @@ class Universe:
 
         A call whose replica was killed has no answer: the caller waits, gives up, and asks again.
         """
-        wait = _FIRST_WAIT
+        wait, tries = _FIRST_WAIT, 0
         while True:
             replica = chance.choice(self.replicas)
+            if (tries := tries + 1) > _MOST_TRIES:
+                self.violated(f"{name} has no answer: {key or params}")
             if replica.up is not None:
                 self.counts["calls"] += 1
                 body = await self._ask(replica, replica.up, name, params, key)
@@ -453,6 +457,7 @@ class Universe:
                         return answer
                     if answer["error"]["code"] == _FULL:
                         await asyncio.sleep(60)
+                        tries = 0
                     elif not answer["error"]["retryable"]:
                         if once:
                             return answer
@@ -538,15 +543,16 @@ class Universe:
                 self.later(LEASE_MS / 1000, replica.start)
         self.server.restore(copied)
 
-    def pause(self, replica: Replica) -> None:
-        """Let nothing of a replica run for a while."""
+    def pause(self, replica: Replica, seconds: float | None = None) -> None:
+        """Let nothing of a replica run for so long, or for up to half a minute."""
         actor = replica.actor
         if actor.is_killed or actor.is_paused:
             return
         self.counts["pauses"] += 1
         self.loop.note(f"pause {actor.name}")
         actor.is_paused = True
-        self.later(self.chance.random() * 30, lambda: self.loop.wake(actor))
+        lasts = self.chance.random() * 30 if seconds is None else seconds
+        self.later(lasts, lambda: self.loop.wake(actor))
 
     def _bring_database_back(self) -> None:
         self.server.is_away = False

@@ -199,6 +199,17 @@ async def test_deposit_off_the_chain_is_never_final(
     assert not await reader.scanner.is_final(key("a"))
 
 
+async def test_deposit_above_a_fork_read_in_part_has_no_depth(reader: Reader) -> None:
+    number = reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=3)
+    assert await reader.poll() == {key("a"): CONFIRMED}
+    reader.chain.replace_from(number, 7)
+    reader.chain.mine(count=10)
+    reader.chain.behind = 15  # of several nodes behind one address, the one that lists lags
+    assert await reader.poll() == {}
+    assert await reader.scanner.confirmations(key("a")) == 0
+
+
 async def test_tagged_deposit_is_watched_until_it_is_final(ledger: EvmDepositLedger) -> None:
     tiers = (Threshold(0, 1), Threshold(500, DepthTag.SAFE), Threshold(900, DepthTag.FINALIZED))
     reader = Reader(ledger, thresholds=tiers)

@@ -193,14 +193,16 @@ class EvmDepositScanner:
 
     async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
         """The deposit's confirmations at the last scan, or when the newest block is at ``height``,
-        its own block included; 0 when it is gone, or was missing at that scan.
+        its own block included; 0 when it is gone, or that scan did not show its block on the chain.
 
-        A scan that is under way counts once the removals that it found are on record.
+        A scan that is under way counts once the removals that it found are on record. One that
+        found blocks replaced, and was not given all since, shows none of those above its fork.
         """
         # Read first: a deposit that is newer is never deeper.
         height = self._recorded_height if height is None else height
+        compared = self._compared_height
         number = await self._block_of(key)
-        return 0 if number is None else max(0, height - number + 1)
+        return 0 if number is None or number > compared else max(0, height - number + 1)
 
     async def is_final(self, key: DepositKey) -> bool:
         """Return whether the deposit was as deep at the last scan as the last threshold asks.
