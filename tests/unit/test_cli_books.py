@@ -153,7 +153,9 @@ async def test_tickets_are_listed_shown_and_closed(tmp_path: Path, cli: Cli) -> 
         first, second = [row["ticketId"] for row in rows]
         assert "first" not in str(rows)
         shown = (await cli.json("tickets", "show", first))["ticket"]
-        assert shown == {**rows[0], "message": "first"}
+        (said,) = shown["conversation"]
+        assert shown == {**rows[0], "conversation": [said]}
+        assert (said["text"], said["answeredBy"]) == ("first", None)
         assert (await cli.json("tickets", "close", first))["closed"]["ticketId"] == first
         for action in ("show", "close"):
             assert (await refused(cli, "tickets", action, first))[0] == 2
