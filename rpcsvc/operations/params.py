@@ -120,9 +120,7 @@ TicketId = Annotated[
         json_schema_extra={"pattern": TICKET_ID_PATTERN},
     ),
 ]
-TicketSecret = Annotated[
-    str, Field(description="The ticketSecret that came with it.", max_length=64)
-]
+TicketSecret = Annotated[str, Field(description="Came with the ticketId.", max_length=64)]
 
 DETAIL, FULL, LEAN = "detail", "full", "lean"
 Detail = Annotated[
@@ -569,8 +567,8 @@ class SupportParams(CallParams):
         Annotated[
             str,
             Field(
-                description="The user's own address on the network of the deposit, where a refund"
-                " is to go that waits for one.",
+                description="The user's own address on the network of the deposit, for a refund"
+                " that waits for one.",
                 max_length=256,
             ),
         ]
