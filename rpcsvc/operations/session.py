@@ -8,6 +8,7 @@ import structlog
 
 from rpcsvc import ids
 from rpcsvc.clock import iso8601
+from rpcsvc.domain.clients import KnownClient
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import AGENT_STATE_OF, REFUND_ADDRESS, AgentState, Order
 from rpcsvc.domain.refunds import has_refused
@@ -111,9 +112,9 @@ async def set_refund_address(
     Raises OrderNotFound, VerificationFailed, and InvalidDestination.
     """
     order = require_owner(await find_any_order(service, params.order_id), params.session_id)
-    address = await read_untried(params.address, order, service, field="address")
+    address = await read_untried(params.address, order, service, call.known, field="address")
     if call.known is not None:
-        call.known.require_destination(address, field="address")
+        call.known.require_destination(address, field="address", caller=call.known)
     accepted = await _give(service, order, address, params)
     data = models.RefundAddressResult(
         *service.views.common(order.terms.session_id, call),
@@ -162,13 +163,15 @@ def awaits_address(order: Order) -> bool:
     return order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order)
 
 
-async def read_untried(text: str, order: Order, service: Service, *, field: str) -> str:
+async def read_untried(
+    text: str, order: Order, service: Service, caller: KnownClient | None = None, *, field: str
+) -> str:
     """The validated address, unless a refund to it has failed before.
 
     Raises InvalidDestination, and DestinationNotAllowed as ``require_refundable``.
     """
     address = await read_refund_address(text, order.terms.direction, service, field=field)
-    require_refundable(service, order, address, field)
+    require_refundable(service, order, address, field, caller)
     if has_refused(order, address):
         raise InvalidDestination(
             "A refund to this address has failed on its network, and another would, too. Send"

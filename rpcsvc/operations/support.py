@@ -17,6 +17,7 @@ from pydantic.alias_generators import to_camel
 
 from rpcsvc import ids
 from rpcsvc.clock import day_of, iso8601
+from rpcsvc.domain.clients import KnownClient
 from rpcsvc.domain.events import SupportReplied
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.domain.order import AgentState, Order
@@ -85,9 +86,9 @@ async def create_ticket(
     session, order_id = _read_ids(params)
     named = None if order_id is None else await service.store.order(order_id)
     order = _owned(named, session)
-    refund_to = await _refund_address(service, params, order)
+    refund_to = await _refund_address(service, params, order, call.known)
     if call.known is not None and refund_to is not None:
-        call.known.require_destination(refund_to, field="walletAddress")
+        call.known.require_destination(refund_to, field="walletAddress", caller=call.known)
     secret = ids.ticket_secret(service.random)
     ticket = Ticket(
         ticket_id=ids.ticket_id(service.random),
@@ -249,20 +250,22 @@ def _owned(order: Order | None, session: str | None) -> Order | None:
 
 
 async def _refund_address(
-    service: Service, params: SupportParams, order: Order | None
+    service: Service, params: SupportParams, order: Order | None, caller: KnownClient | None
 ) -> str | None:
     """The validated refund address, when the order waits for one. Raises InvalidDestination."""
     if order is None or params.wallet_address is None:
         return None
     if awaits_address(order):
-        return await read_untried(params.wallet_address, order, service, field="walletAddress")
+        return await read_untried(
+            params.wallet_address, order, service, caller, field="walletAddress"
+        )
     if may_be_refunded_upstream(order):
         with suppress(InvalidDestination):  # or it is a ticket that happens to name an address
             direction = order.terms.direction
             address = await read_refund_address(
                 params.wallet_address, direction, service, field="walletAddress"
             )
-            require_refundable(service, order, address, "walletAddress")
+            require_refundable(service, order, address, "walletAddress", caller)
             return address
     return None
 

@@ -454,8 +454,8 @@ ON approvals
 BEGIN SELECT RAISE(ABORT, 'an approval keeps its terms'); END;
 
 CREATE TRIGGER approvals_are_decided_once BEFORE UPDATE OF decided_at, decided_by ON approvals
-WHEN OLD.decided_at IS NOT NULL
-BEGIN SELECT RAISE(ABORT, 'an approval is decided once'); END;
+WHEN OLD.decided_at IS NOT NULL AND NOT (OLD.state = 'granted' AND NEW.state = 'denied')
+BEGIN SELECT RAISE(ABORT, 'a decision stays, but for a grant that is withdrawn'); END;
 
 CREATE TRIGGER approvals_are_never_deleted BEFORE DELETE ON approvals
 BEGIN SELECT RAISE(ABORT, 'an approval stays'); END;
