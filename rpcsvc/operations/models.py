@@ -327,6 +327,8 @@ Percent = Annotated[
 class QuoteChange(View, frozen=True):
     """Changes since an earlier quote. Null: its digest does not say."""
 
+    lean = ("rate", "expected_output", "deposit_amount")
+
     quoted_at: Time
     rate: Percent | None
     expected_output: Percent | None
@@ -507,8 +509,6 @@ class OrderResult(Result, frozen=True):
 class DepositView(View, frozen=True):
     """A deposit on record. ``use``: undecided, payout, refund or dust."""
 
-    lean = ("amount", "status")
-
     txid: str
     amount: Decimal
     status: DepositState
@@ -560,7 +560,6 @@ class StatusResult(Result, frozen=True):
         "order",
         "cursor",
         "funding_instructions",
-        "deposits",
         "transfers",
         "outcome",
         "action_required",
