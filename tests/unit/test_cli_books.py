@@ -70,7 +70,9 @@ async def test_clients_list_has_use_and_rest_of_the_day(tmp_path: Path, cli: Cli
         (waiting,) = (await cli.json("approvals", "list"))["approvals"]
         granted = await cli.json("approvals", "grant", waiting["id"], "--by", "Ada")
         assert granted["decided"]["decidedBy"] == "Ada"
-        assert await cli.ask("approvals", "deny", waiting["id"], "--by", "Ada") == 2
+        withdrawn = await cli.json("approvals", "deny", waiting["id"], "--by", "Ada")
+        assert withdrawn["decided"]["state"] == "denied"
+        assert await cli.ask("approvals", "grant", waiting["id"], "--by", "Ada") == 2
         assert "waits for a decision" in cli.err
 
 
