@@ -45,6 +45,7 @@ from rpcsvc.operations.service import (
     attester,
     with_sandbox,
 )
+from rpcsvc.operations.support import TICKETS
 from rpcsvc.operations.table import (
     AGENT_OPERATIONS,
     BFF_OPERATIONS,
@@ -356,7 +357,7 @@ def _compose(
         worker.beside(deliverer.run)
     books = OperatorBooks(tables)
     admin = bound(TRANSFERS, Transfers(books, retry, settlement.readings.paused))
-    admin += bound(RECORDS, books) + bound(CLIENTS, clients) + APPROVALS + WEBHOOKS
+    admin += bound(RECORDS, books) + bound(CLIENTS, clients) + APPROVALS + TICKETS + WEBHOOKS
     if settlement.treasury is not None:
         admin += bound(TREASURY, settlement.treasury)
     if settlement.withdrawals is not None:

@@ -370,6 +370,14 @@ class OrderNotFound(OperationError):
     http_status = 404
 
 
+class TicketNotFound(OperationError):
+    """No ticket has that id, or the secret is not the ticket's."""
+
+    code = "ticket_not_found"
+    state = "not_found"
+    http_status = 404
+
+
 class OrderNotCancellable(OperationError):
     """A deposit was seen, the order is over, or its upstream has no cancellation."""
 

@@ -18,6 +18,7 @@ system_random: RandomBytes = os.urandom
 # Of the characters that need no escaping in JSON, in a header and in a log.
 REQUEST_ID_PATTERN: Final = "[A-Za-z0-9._:-]{1,128}"
 _REQUEST_ID: Final = re.compile(REQUEST_ID_PATTERN)
+_TICKET_ID: Final = re.compile("tkt_[0-9A-HJKMNP-TV-Z]{26}")
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = tuple(a + b for a in _CROCKFORD for b in _CROCKFORD)
 
@@ -34,6 +35,16 @@ def order_id(random: RandomBytes) -> str:
 def ticket_id(random: RandomBytes) -> str:
     """A new support ticket id."""
     return "tkt_" + _base32(int.from_bytes(random(16)), 13)
+
+
+def is_ticket_id(text: str) -> bool:
+    """Return whether a text has the form of a support ticket's id."""
+    return _TICKET_ID.fullmatch(text) is not None
+
+
+def ticket_secret(random: RandomBytes) -> str:
+    """A new secret that opens the conversation of a ticket: 128 random bits."""
+    return "tks_" + _base32(int.from_bytes(random(16)), 13)
 
 
 def withdrawal_id(random: RandomBytes) -> str:

@@ -163,7 +163,9 @@ async def _expire(stage: _Stage, swap: Json) -> None:
     await stage.pass_time(2 * HOUR_MS)
     status = await stage.play("unfunded-end", "swap.status", {"orderId": order_id})
     ticket = next(a for a in status.answer["nextActions"] if a["action"] == "create_support_ticket")
-    await stage.play("ticket", ticket["operation"], ticket["params"])
+    opened = await stage.play("ticket", ticket["operation"], ticket["params"])
+    read = next(a for a in opened.answer["nextActions"] if a["action"] == "read_ticket")
+    await stage.play("ticket-read", read["operation"], read["params"])
 
 
 async def _refund(stage: _Stage, swap: Json) -> None:

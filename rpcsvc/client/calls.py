@@ -69,6 +69,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     "swap.fund": Route("POST", "/agent/swap/fund/{orderId}"),  # identified by its authorization
     "swap.refundAddress": Route("POST", "/agent/swap/refund-address/{orderId}"),
     "support.create": Route("POST", "/agent/support/tickets", repeatable=False),
+    "support.get": Route("POST", "/agent/support/tickets/{ticketId}"),
     "sandbox.fund": Route("POST", "/sandbox/fund", repeatable=False),
     "sandbox.fault": Route("POST", "/sandbox/fault", repeatable=False),
 }

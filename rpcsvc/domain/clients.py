@@ -172,18 +172,22 @@ class KnownClient(Redacted, frozen=True):
             details={"scope": group.value, "scopes": sorted(self.scopes)},
         )
 
-    def require_destination(self, address: str, *, field: str) -> None:
-        """Raise DestinationNotAllowed unless the client's orders may pay the address."""
+    def require_destination(self, address: str, *, field: str, caller: KnownClient | None) -> None:
+        """Raise DestinationNotAllowed unless the client's orders may pay the address.
+
+        The destinations are shown to a ``caller`` that is the client itself, and to nobody else.
+        """
         if self.destinations is None:
             return
         if _compared(address) in _set_of(self.destinations):
             return
+        is_itself = caller is not None and caller.name == self.name
         raise DestinationNotAllowed(
             f"{field} is not among the destinations of the client {self.name}. Send one of them;"
             f" the operator adds addresses to [clients.{self.name}].",
             field=field,
             received=address,
-            allowed=list(self.destinations[:_SHOWN]),
+            allowed=list(self.destinations[:_SHOWN]) if is_itself else None,
         )
 
     def require_refund_address(self, address: str | None, direction: Direction) -> None:
@@ -192,7 +196,7 @@ class KnownClient(Redacted, frozen=True):
         Without a refund address USDC goes back to its sender, who is not known beforehand.
         """
         if address is not None:
-            self.require_destination(address, field="refundAddress")
+            self.require_destination(address, field="refundAddress", caller=self)
         elif self.destinations is not None and direction is Direction.USDC_TO_XMR:
             raise DestinationNotAllowed(
                 "refundAddress is missing: a refund would go to whoever sends the deposit, and the"

@@ -109,6 +109,12 @@ class RefundRetried(Struct, frozen=True):
     """The operator had a refund tried again that failed to reach the agreed refund address."""
 
 
+class SupportReplied(Struct, frozen=True):
+    """The operator answered a ticket about the order. Nothing about the money changes."""
+
+    ticket_id: str
+
+
 class TransferPrepared(Struct, frozen=True):
     """A transfer was signed; its bytes and id exist, and nothing was published."""
 
@@ -157,6 +163,7 @@ Event = (
     | Cancelled
     | RefundAddressGiven
     | RefundRetried
+    | SupportReplied
     | TransferPrepared
     | TransferPublished
     | TransferUnknown

@@ -314,6 +314,8 @@ def transition(order: Order, event: ev.Event, now: int) -> Transition:
     Raises ImpossibleTransition when the table does not know the pair, or the event does not fit
     the order's deposits, transfers or deadline.
     """
+    if isinstance(event, ev.SupportReplied):  # a line of history: every deadline stays
+        return Transition(replace(order, version=order.version + 1))
     if isinstance(event, ev.DeadlinePassed) and now < (order.deadline_at or now):
         # Seen before another event put the deadline off: what it was for is no longer due.
         raise ImpossibleTransition(f"the deadline of {order.order_id} is not over")

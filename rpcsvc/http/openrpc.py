@@ -188,7 +188,8 @@ def _content(name: str, schema: Json, *, required: bool = False) -> Json:
 
 
 def _examples(site: Site, operation: Operation) -> list[Json]:
-    """The recorded calls whose answers the OpenAPI document shows, and the calls of the table.
+    """The recorded calls whose answers the OpenAPI document shows; where there are none, the calls
+    of the table, which that document has all.
 
     Idempotency keys are left out: a key that stands in a document is used by all of its readers.
     """
@@ -200,10 +201,9 @@ def _examples(site: Site, operation: Operation) -> list[Json]:
         if exchange.answer.get("error", {}).get("code")
         not in (None, errors.IdempotencyConflict.code)
     ]
-    known = [exchange.params for exchange, _ in recorded]
-    fitting = [(example, schemas.params_of(site, example)) for example in operation.examples]
-    pairs = [_recorded(exchange, address) for exchange, address in recorded]
-    return pairs + [_unanswered(e, params) for e, params in fitting if params not in known]
+    if recorded:
+        return [_recorded(exchange, address) for exchange, address in recorded]
+    return [_unanswered(each, schemas.params_of(site, each)) for each in operation.examples]
 
 
 def _good_example(site: Site, operation: Operation) -> str:

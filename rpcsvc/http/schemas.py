@@ -36,6 +36,7 @@ NULL: Final[Json] = {"type": "null"}
 _ROOT: Final = "#/components/schemas/"
 ORDER_ID: Final = "orderId"
 _PLACEHOLDER: Final = "$orderId"
+_TICKET_ID: Final = "ticketId"
 OWN_ORDER: Final = "Put the orderId of an order of your own in the place of this one."
 # Notes for readers of the code, such as "(spec 2.3)", are removed from the document.
 _INTERNAL_NOTE: Final = re.compile(r"\s?\((?:spec|design)[^()]*\)")
@@ -444,21 +445,23 @@ def example_order_id() -> str:
 
     To send such an example, replace it by the id of an order of your own.
     """
-    orders = (e.answer["data"].get("order") for e in recording.load().values())
-    return next(str(order["orderId"]) for order in orders if order)
+    return str(next(_recorded_values("order"))["orderId"])
 
 
 def placed(value: Any) -> Any:
-    """A value of an example, with placeholders replaced by a recorded order's id or session."""
+    """A value of an example, with placeholders replaced by those of a recorded order or ticket."""
     if value == _PLACEHOLDER:
         return example_order_id()
-    return _example_session() if value == "$sessionId" else value
+    if value == "$ticketId":
+        return next(each["ticketId"] for each in _recorded_values("ticket"))
+    if value in ("$sessionId", "$ticketSecret"):
+        return str(next(_recorded_values(value.removeprefix("$"))))
+    return value
 
 
-def _example_session() -> str:
-    """The session of a recorded order, which no installation knows."""
-    sessions = (e.answer["data"].get("sessionId") for e in recording.load().values())
-    return next(str(session) for session in sessions if session)
+def _recorded_values(name: str) -> Iterator[Any]:
+    """The values of that name in recorded answers, which no installation knows."""
+    return filter(None, (e.answer["data"].get(name) for e in recording.load().values()))
 
 
 def label(exchange: RecordedCall) -> str:

@@ -55,7 +55,7 @@ def json_of(row: Struct, **changed: Any) -> Json:
     return {to_camel(name): value for name, value in {**asdict(row), **changed}.items()}
 
 
-# --- integrators, claims, tickets ----------------------------------------------------------------
+# --- integrators, claims -------------------------------------------------------------------------
 
 
 class ClaimParams(Params):
@@ -63,12 +63,6 @@ class ClaimParams(Params):
 
     order_id: str
     note: Annotated[str, Field(description="what you found; stored")]
-
-
-class TicketParams(Params):
-    """Name a ticket."""
-
-    ticket_id: str
 
 
 async def report_fees(books: OperatorBooks, *_: object) -> Flat:
@@ -111,45 +105,6 @@ async def close_claim(
     return Flat({"closed": {"orderId": params.order_id, "reason": reason}})
 
 
-async def list_tickets(books: OperatorBooks, *_: object) -> Flat:
-    """All tickets without their messages, oldest first."""
-    rows = await _tickets(books)
-    for row in rows:
-        del row["message"]
-    return Flat({"tickets": rows})
-
-
-async def show_ticket(
-    books: OperatorBooks, _service: Service, params: TicketParams, _call: Call
-) -> Flat:
-    """Return one ticket with its message. Raises InvalidInput."""
-    for row in await _tickets(books):
-        if row["ticketId"] == params.ticket_id:
-            return Flat({"ticket": row})
-    raise _no_ticket(params.ticket_id)
-
-
-async def close_ticket(
-    books: OperatorBooks, _service: Service, params: TicketParams, _call: Call
-) -> Flat:
-    """Delete a ticket that was dealt with. Raises InvalidInput."""
-    if not await books.close_ticket(params.ticket_id):
-        raise _no_ticket(params.ticket_id)
-    return Flat({"closed": {"ticketId": params.ticket_id}})
-
-
-async def _tickets(books: OperatorBooks) -> list[Json]:
-    found = await books.tickets()
-    return [json_of(each, created_at=iso8601(each.created_at)) for each in found]
-
-
-def _no_ticket(ticket_id: str) -> InvalidInput:
-    return InvalidInput(
-        f"there is no ticket {ticket_id[:60]}. rpcsvc tickets list names them all.",
-        field="ticketId",
-    )
-
-
 RECORDS: Final = (
     admin_row(
         "integrators.report",
@@ -173,24 +128,5 @@ RECORDS: Final = (
             "end one that you looked up: it was not made, or will never be paid",
             {"order_id": "ORDER_ID", "note": "--note TEXT"},
         ),
-    ),
-    admin_row(
-        "tickets.list",
-        NoParams,
-        list_tickets,
-        cli=Cli("tickets list", "all tickets without their messages, oldest first"),
-    ),
-    admin_row(
-        "tickets.show",
-        TicketParams,
-        show_ticket,
-        cli=Cli("tickets show", "one ticket with its message", {"ticket_id": "TICKET_ID"}),
-    ),
-    admin_row(
-        "tickets.close",
-        TicketParams,
-        close_ticket,
-        Effect.WRITE,
-        Cli("tickets close", "delete a handled ticket", {"ticket_id": "TICKET_ID"}),
     ),
 )

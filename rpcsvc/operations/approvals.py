@@ -21,7 +21,9 @@ from rpcsvc.domain.clients import (
     ApprovalState,
     KnownClient,
 )
+from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.money import USDC, format_units
+from rpcsvc.domain.order import TwapPlan
 from rpcsvc.errors import ApprovalRequired, Forbidden, InvalidInput, RateLimited
 from rpcsvc.operations.admin import admin_row
 from rpcsvc.operations.params import NoParams, Params
@@ -134,7 +136,20 @@ def _shown(request: OrderRequest, wanted: Unapproved) -> Json:
         f" {quote.payout_asset.symbol}",
         "to": request.to,
         "refundAddress": request.refund_address,
+        "funding": "x402, whose gas the quote pays for" if request.pays_gas else None,
+        "twap": None if request.twap is None else _twap_in_words(request.twap, quote),
+        "integrator": None if request.integrator is None else _in_words(request.integrator),
     }
+
+
+def _in_words(integrator: Integrator) -> str:
+    whole, part = divmod(integrator.fee_bps, 100)
+    return f"{integrator.id}, {whole}.{part:02} % of the output"
+
+
+def _twap_in_words(plan: TwapPlan, quote: VenueQuote) -> str:
+    part = f"{format_units(plan.chunk_units, quote.deposit_asset)} {quote.deposit_asset.symbol}"
+    return f"chunks of {part} every {plan.interval_ms // 1_000} s, each at the rate of its moment"
 
 
 def _required(known: KnownClient, approval: Approval) -> ApprovalRequired:
@@ -186,7 +201,10 @@ async def grant(service: Service, params: DecisionParams, _call: Call) -> Flat:
 
 
 async def deny(service: Service, params: DecisionParams, _call: Call) -> Flat:
-    """Refuse the order for as long as the approval holds. Raises InvalidInput as ``grant``."""
+    """Refuse the order for as long as the approval holds, also where a grant was not used yet.
+
+    Raises InvalidInput as ``grant``.
+    """
     return await _decide(service, params, ApprovalState.DENIED)
 
 
@@ -240,6 +258,6 @@ APPROVALS: Final = (
         DecisionParams,
         deny,
         Effect.WRITE,
-        Cli("approvals deny", "refuse an order", _DECISION),
+        Cli("approvals deny", "refuse an order, or withdraw a grant that was not used", _DECISION),
     ),
 )

@@ -51,7 +51,7 @@ from rpcsvc.operations.inputs import (
 from rpcsvc.operations.ordering import PlacedOrder, place
 from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.service import Call, Flat, Service, Stored
-from rpcsvc.operations.session import create_ticket
+from rpcsvc.operations.support import create_ticket
 from rpcsvc.operations.swap import cancel_order, find_funding
 from rpcsvc.operations.views import draft_fields, may_fund
 from rpcsvc.orders.idempotency import Claim

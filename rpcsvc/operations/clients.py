@@ -64,7 +64,7 @@ async def within_limits(service: Service, request: OrderRequest) -> OrderRequest
     known = request.known
     if known is None:
         return request
-    known.require_destination(request.to, field=request.to_field)
+    known.require_destination(request.to, field=request.to_field, caller=known)
     known.require_refund_address(request.refund_address, request.direction)
     if not known.has_limits:
         return request
@@ -128,10 +128,12 @@ def _spend_limit(known: KnownClient, exceeded: ExceededLimit, units: int, now: i
     )
 
 
-def require_refundable(service: Service, order: Order, address: str, field: str) -> None:
+def require_refundable(
+    service: Service, order: Order, address: str, field: str, caller: KnownClient | None
+) -> None:
     """Raise DestinationNotAllowed for a refund address that the order's client may not name.
 
-    Whoever calls: the order's session may be in other hands.
+    Any caller is refused, since the order's session may be in other hands.
     """
     name = order.terms.client
     if name is None or name == DEFAULT:
@@ -145,7 +147,7 @@ def require_refundable(service: Service, order: Order, address: str, field: str)
             field=field,
             received=address,
         )
-    owner.require_destination(address, field=field)
+    owner.require_destination(address, field=field, caller=caller)
 
 
 # --- the operator's list -------------------------------------------------------------------------

@@ -39,6 +39,7 @@ TYPE_OF: Final = {
     "Cancelled": "order.cancelled",
     "RefundAddressGiven": "refund_address.set",
     "RefundRetried": "refund.retried",
+    "SupportReplied": "support.replied",
     "TransferPrepared": "transfer.signed",
     "TransferPublished": "transfer.published",
     "TransferUnknown": "transfer.unknown",
@@ -123,6 +124,7 @@ def event_view(order: Order, entry: HistoryEntry) -> EventView:
         deadline_at=UNSET if deadline is None else iso8601(deadline),
         deposit=_deposit(order, entry),
         transfer=_transfer(order, entry) if "transfer_id" in details else UNSET,
+        ticket_id=details.get("ticket_id", UNSET),
     )
 
 

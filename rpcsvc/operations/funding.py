@@ -109,9 +109,9 @@ def _require_payee(known: KnownClient, order: Order, signed: SignedAuthorization
 
     Without a refund address, a refund goes back to who signs.
     """
-    known.require_destination(order.terms.to_address, field="to")
+    known.require_destination(order.terms.to_address, field="to", caller=known)
     refund_to = order.refund_to or signed.authorization.source
-    known.require_destination(refund_to, field="refundAddress")
+    known.require_destination(refund_to, field="refundAddress", caller=known)
 
 
 def _is_repeated(known: AuthorizationRecord, order: Order, signed: SignedAuthorization) -> bool:

@@ -432,6 +432,8 @@ HINTS = {
     "to": "Ask the user where the payout goes: an EVM address for x2u, a Monero one for u2x.",
     "orderId": "Send the orderId that create or execute answered.",
     "message": "Say in words what the ticket is about.",
+    "ticketId": "Send the ticketId that support.create answered.",
+    "ticketSecret": "Send the ticketSecret that support.create answered with the ticketId.",
     "category": "Say in a word what the ticket is about, such as payout.",
     "refundAddress": "Send the user's own address on the network of the deposit, or leave it out.",
     "address": "Send the user's own address on the network of the deposit.",

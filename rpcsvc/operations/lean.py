@@ -52,7 +52,10 @@ def lean_head(result: type[Struct], head: bytes) -> bytes:
         order[_DIGEST] = b64url(digest)
     named = order.get(_ORDER_ID)
     same = envelope["operation"]
-    envelope["nextActions"] = [_lean_action(each, named, same) for each in envelope["nextActions"]]
+    is_again = "changed" in data  # the earlier quote has described the steps
+    envelope["nextActions"] = [
+        _lean_action(each, named, same, is_again=is_again) for each in envelope["nextActions"]
+    ]
     envelope["data"] = data if shape is None else _kept(data, shape)
     return orjson.dumps(envelope)
 
@@ -62,12 +65,13 @@ def is_cut(result: type[Struct]) -> bool:
     return _shape(result) is not None
 
 
-def _lean_action(action: Json, order_id: str | None, same: str) -> Json:
-    """Leave out what the action's name says, and the params of a call about ``data.order``.
+def _lean_action(action: Json, order_id: str | None, same: str, *, is_again: bool) -> Json:
+    """Leave out what the action's name says or an earlier answer has said, and the params of a call
+    about ``data.order``.
 
     A call about it that is the ``same`` as this one needs no name.
     """
-    if action["action"] not in _PLAIN:
+    if action["action"] not in _PLAIN and not is_again:
         return action
     is_about_it = order_id is not None and action.get("params", {}).get(_ORDER_ID) == order_id
     left_out = {"description"} | ({"params"} if is_about_it else set())

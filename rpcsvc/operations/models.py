@@ -106,6 +106,7 @@ Direction = Annotated[str, about(enum=[*DirectionKind]), like(params.Direction)]
 Destination = Annotated[str, like(params.Destination)]
 FundingKind = Annotated[str, about(const="x402"), like(params.FundingKind)]
 OrderId = Annotated[str, like(params.OrderId)]
+TicketId = Annotated[str, about(pattern=params.TICKET_ID_PATTERN)]
 # A JSON number, digit for digit: amounts never pass through a float.
 Number = Annotated[Raw, about(type="number")]
 WholeNumber = Annotated[Raw, about(type="integer")]
@@ -326,6 +327,8 @@ Percent = Annotated[
 class QuoteChange(View, frozen=True):
     """Changes since an earlier quote. Null: its digest does not say."""
 
+    lean = ("rate", "expected_output", "deposit_amount")
+
     quoted_at: Time
     rate: Percent | None
     expected_output: Percent | None
@@ -506,8 +509,6 @@ class OrderResult(Result, frozen=True):
 class DepositView(View, frozen=True):
     """A deposit on record. ``use``: undecided, payout, refund or dust."""
 
-    lean = ("amount", "status")
-
     txid: str
     amount: Decimal
     status: DepositState
@@ -559,7 +560,6 @@ class StatusResult(Result, frozen=True):
         "order",
         "cursor",
         "funding_instructions",
-        "deposits",
         "transfers",
         "outcome",
         "action_required",
@@ -646,6 +646,7 @@ class EventView(View, frozen=True):
     ] = UNSET
     deposit: EventDeposit | UnsetType | None = UNSET
     transfer: EventTransfer | UnsetType | None = UNSET
+    ticket_id: Annotated[TicketId | UnsetType, about("The ticket that was answered.")] = UNSET
 
 
 class EventsResult(Result, frozen=True):
@@ -754,7 +755,7 @@ class CheckResult(Result, frozen=True):
 class TicketView(View, frozen=True):
     """A ticket."""
 
-    ticket_id: Annotated[str, about(pattern="^tkt_[0-9A-HJKMNP-TV-Z]{26}$")]
+    ticket_id: TicketId
     created_at: Time
     category: str
     order_id: OrderId | None
@@ -776,10 +777,29 @@ class RefundAddressResult(Result, frozen=True):
 
 
 class SupportResult(Result, frozen=True):
-    """The created ticket; ``refundAddress`` is null where none was asked for."""
+    """The ticket; ``refundAddress`` is null where none was asked for."""
 
     ticket: TicketView
+    ticket_secret: Annotated[
+        str | None,
+        about("Opens the conversation by support.get; shown once. Null for one more message."),
+    ]
     refund_address: RefundAddressView | None
+
+
+class TicketMessageView(View, frozen=True):
+    """A message of a ticket."""
+
+    at: Time
+    author: Annotated[str, about(enum=["user", "operator"])]
+    text: str
+
+
+class TicketResult(Result, frozen=True):
+    """A ticket and its conversation, oldest message first."""
+
+    ticket: TicketView
+    messages: list[TicketMessageView]
 
 
 class TransactionView(View, frozen=True):

@@ -31,6 +31,7 @@ UUID_PATTERN = (
     "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$"
 )
 ORDER_ID_PATTERN = "^ord_[0-9A-HJKMNP-TV-Z]{26}$"
+TICKET_ID_PATTERN = "^tkt_[0-9A-HJKMNP-TV-Z]{26}$"
 # The characters of a field's name in an error.
 LONGEST_NAME = 64
 AMOUNT_PATTERN = f"^{decimal_pattern()}$"
@@ -112,6 +113,14 @@ SessionId = Annotated[
 OrderId = Annotated[
     str, Field(description="The order's id.", json_schema_extra={"pattern": ORDER_ID_PATTERN})
 ]
+TicketId = Annotated[
+    str,
+    Field(
+        description="The ticket's id.",
+        json_schema_extra={"pattern": TICKET_ID_PATTERN},
+    ),
+]
+TicketSecret = Annotated[str, Field(description="Came with the ticketId.", max_length=64)]
 
 DETAIL, FULL, LEAN = "detail", "full", "lean"
 Detail = Annotated[
@@ -445,9 +454,8 @@ class CheckParams(CallParams):
         Annotated[dict[str, Any], Field(json_schema_extra=_TRANSACTION)] | str | None,
         Field(
             description="An unsigned EVM transaction as JSON (to, data, value, chainId), as an"
-            " object or its text; or the calldata alone, with chain and contract beside it, which"
-            " it does not name: it is not safe to send without them. A signed one is refused"
-            " unread."
+            " object or its text; or the calldata alone, with chain and contract beside it."
+            " Calldata is not safe to send without these two. A signed one is refused unread."
         ),
     ] = None
     payment_uri: (
@@ -540,7 +548,8 @@ class RefundAddressParams(CallParams):
 
 class SupportParams(CallParams):
     """A ticket to open (spec 2.3). With the order's own sessionId, walletAddress sets where a
-    refund goes that waits for an address.
+    refund goes that waits for an address. With ticketId and ticketSecret, one more message for the
+    operator.
     """
 
     model_config = ConfigDict(title="SupportRequest")
@@ -558,13 +567,24 @@ class SupportParams(CallParams):
         Annotated[
             str,
             Field(
-                description="The user's own address on the network of the deposit, where a refund"
-                " is to go that waits for one.",
+                description="The user's own address on the network of the deposit, for a refund"
+                " that waits for one.",
                 max_length=256,
             ),
         ]
         | None
     ) = None
+    ticket_id: TicketId | None = None
+    ticket_secret: TicketSecret | None = None
+
+
+class TicketParams(CallParams):
+    """A ticket to read."""
+
+    model_config = ConfigDict(title="TicketRequest")
+
+    ticket_id: TicketId
+    ticket_secret: TicketSecret
 
 
 class FundParams(CallParams):

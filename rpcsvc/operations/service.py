@@ -35,7 +35,7 @@ from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.waits import Waits
 from rpcsvc.store.approvals import ApprovalStore
-from rpcsvc.store.changes import Ticket, TicketCharge, TicketsTaken
+from rpcsvc.store.changes import TicketCharge, TicketsTaken
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.replicas import RateRows
 from rpcsvc.store.webhooks import WebhookStore
@@ -49,8 +49,6 @@ Handler: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Answer[Any] | Flat | 
 
 D = TypeVar("D", bound=Result)
 
-# Bytes of a ticket beside its texts: numbers, ids, its row and its client's count.
-_ROW_BYTES: Final = 200
 # The bytes of a day by this are kept for tickets of orders with money in them.
 _KEPT_FOR_MONEY: Final = 4
 _LATER: Final = "Write again tomorrow, or to the contact that the service publishes."
@@ -77,8 +75,9 @@ def kebab(name: str) -> str:
 class Example(Struct, frozen=True):
     """Params that work as they stand.
 
-    ``"$orderId"`` stands for an order made just before, ``"$sessionId"`` for its session, and
-    ``"$usdc"`` for the USDC contract of a chain.
+    ``"$orderId"`` stands for an order made just before, ``"$sessionId"`` for its session,
+    ``"$ticketId"`` and ``"$ticketSecret"`` for a ticket, and ``"$usdc"`` for the USDC contract of a
+    chain.
     """
 
     name: str
@@ -196,14 +195,13 @@ class TicketBudget(NamedTuple):
     size: int
 
     def charge(
-        self, client: str, ticket: Ticket, taken: TicketsTaken, *, has_money: bool
+        self, client: str, now: int, size: int, taken: TicketsTaken, *, has_money: bool
     ) -> TicketCharge:
-        """The budget that a ticket uses; the client is named as it is stored.
+        """The budget that ``size`` bytes of a ticket use; the client is named as it is stored.
 
         Raises RateLimited when the client has used its part up, and Unavailable when all together
         have.
         """
-        now, size = ticket.created_at, _size(ticket)
         retry_after = -(-ms_to_next_day(now) // 1_000)
         if taken.tickets >= self.per_client:
             raise RateLimited(
@@ -217,11 +215,6 @@ class TicketBudget(NamedTuple):
                 f"No more tickets can be taken today. {_LATER}", retry_after=retry_after
             )
         return TicketCharge(day_of(now), client, size, self.per_client, most)
-
-
-def _size(ticket: Ticket) -> int:
-    texts = (ticket.message, ticket.category, ticket.wallet_address or "")
-    return _ROW_BYTES + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
 # The terms of an order as a signed text that can be passed on; None where signing is off.

@@ -149,7 +149,7 @@ async def plan(service: Service, params: PlanParams, call: Call) -> Answer[model
     intent = await read_intent(params, service, problems)
     if call.known is not None and intent.to is not None:
         with problems:
-            call.known.require_destination(intent.to, field="to")
+            call.known.require_destination(intent.to, field="to", caller=call.known)
     if not problems:
         with problems:
             await _require_possible(service, intent)

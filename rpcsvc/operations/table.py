@@ -21,6 +21,7 @@ from rpcsvc.operations import (
     params,
     payment_check,
     session,
+    support,
     swap,
     tools,
     webhooks,
@@ -82,6 +83,7 @@ _WAIT_ERRORS = (*_CHECK_ERRORS, "rate_limited")
 _TICKET_ERRORS = (
     "missing_input", "invalid_input", *_DESTINATION_ERRORS, "rate_limited", "unavailable",
 )  # fmt: skip
+_NO_TICKET: Final = "ticket_not_found"
 CANCEL_ERRORS = (*_STATUS_ERRORS, "order_not_cancellable")
 _SANDBOX_ERRORS = (
     "missing_input", "invalid_input", "amount_above_maximum", "order_not_found", "unavailable",
@@ -320,10 +322,10 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="support.create",
-        summary="Open a support ticket, or give a refund address.",
+        summary="Open a support ticket, write to one, or give a refund address.",
         params=params.SupportParams,
         result=models.SupportResult,
-        handler=session.create_ticket,
+        handler=support.create_ticket,
         effect=Effect.WRITE,
         method="POST",
         path="/agent/support/tickets",
@@ -331,9 +333,22 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
             Example("a question", {"message": "How long does a swap take?"}),
             Example("about an order", {"message": "Where is my payout?", "orderId": "$orderId"}),
         ),
-        errors=_TICKET_ERRORS,
+        errors=(*_TICKET_ERRORS, _NO_TICKET),
         creates=True,
         tool=tools.CREATE_SUPPORT_TICKET,
+    ),
+    Operation(
+        name="support.get",
+        summary="A support ticket and what was answered.",
+        params=params.TicketParams,
+        result=models.TicketResult,
+        handler=support.get_ticket,
+        effect=Effect.READ,
+        method="POST",
+        path="/agent/support/tickets/{ticketId}",
+        examples=(Example("a ticket", {"ticketId": "$ticketId", "ticketSecret": "$ticketSecret"}),),
+        errors=("missing_input", "invalid_input", _NO_TICKET, "unavailable"),
+        tool=tools.GET_SUPPORT_TICKET,
     ),
 )
 

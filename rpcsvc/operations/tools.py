@@ -208,18 +208,30 @@ SET_REFUND_ADDRESS: Final = Tool(
 CREATE_SUPPORT_TICKET: Final = Tool(
     "create_support_ticket",
     "Create a support ticket",
-    "Leaves a message for the operator, on terminal_failure or when the user needs a person."
-    " Each call makes a ticket, so don't repeat one that was answered.",
+    "Leaves a message for the operator, on terminal_failure or when the user needs a person, or"
+    " continues a ticket. Each call leaves one, so don't repeat one that was answered.",
     _rules(
         "Leaves a message for the operator: on terminal_failure, or when the user needs a person."
         " With orderId and sessionId of an order whose actionRequired is refund_address,"
-        " walletAddress sets where the refund goes, once.",
+        " walletAddress sets where the refund goes, once. With ticketId and ticketSecret, the"
+        " message goes to that ticket.",
         effects="a person reads the ticket; no money moves but by walletAddress.",
         auth="no account; with walletAddress the sessionId of the order.",
         limits="tickets a day of your network address or token, and 8000 characters of message.",
-        again="makes a second ticket: don't repeat one that was answered.",
+        again="leaves a second message: don't repeat one that was answered.",
     ),
     repeatable=False,
+)
+GET_SUPPORT_TICKET: Final = Tool(
+    "get_support_ticket",
+    "Read a support ticket",
+    "Returns a ticket with the operator's answers. Changes nothing.",
+    _rules(
+        "Returns a ticket with all messages, the operator's answers among them.",
+        effects="changes nothing.",
+        auth="the ticketId and the ticketSecret of create_support_ticket.",
+        again="reads it again; the order's event support.replied says when that is worth it.",
+    ),
 )
 SANDBOX_FUND: Final = Tool(
     "sandbox_fund",

@@ -26,7 +26,7 @@ from rpcsvc.domain.refunds import waiting_units
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import InvalidInput
 from rpcsvc.logs import shorten_addresses
-from rpcsvc.operations import session
+from rpcsvc.operations import support
 from rpcsvc.operations.admin import MOST_LISTED, admin_row
 from rpcsvc.operations.params import Params, SupportParams
 from rpcsvc.operations.service import Call, Cli, Confirmation, Effect, Flat, Service
@@ -262,7 +262,7 @@ class Transfers:
                 "walletAddress": view["address"],
             }
         )
-        answer = await session.create_ticket(service, request, call)
+        answer = await support.create_ticket(service, request, call)
         given = answer.data.refund_address
         if given is None or not given.accepted:
             view["refused"] = "the order does not wait any more"

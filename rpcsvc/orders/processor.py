@@ -52,6 +52,7 @@ from rpcsvc.store.changes import (
     RelayRecord,
     StatusView,
     StoredResponse,
+    TicketMessage,
 )
 from rpcsvc.store.database import Commit, StaleWrite
 from rpcsvc.store.orders import OrderStore
@@ -161,18 +162,22 @@ class OrderProcessor:
         done: tuple[Effect, ...] = (),
         done_if_void: bool = False,
         evidence: bytes = b"",
+        message: TicketMessage | None = None,
     ) -> Order:
         """Apply ``event`` to the order; returns the order as committed.
 
         ``done`` are effects of the order that this event finishes; with ``done_if_void`` they are
         dropped as well when the event can't happen. ``evidence`` is the upstream's answer that the
-        event was read from. Raises OrderNotFound, ImpossibleTransition
-        (the order was not changed) and errors.Unavailable (nothing was changed).
+        event was read from, ``message`` what the operator answered. Raises OrderNotFound,
+        ImpossibleTransition (the order was not changed) and errors.Unavailable (nothing was
+        changed).
         """
         async with self._locks.hold(order_id):
             finished = tuple(PendingEffect(order_id, effect) for effect in done)
             try:
-                steps = await self._commit({order_id: event}, done=finished, evidence=evidence)
+                steps = await self._commit(
+                    {order_id: event}, done=finished, evidence=evidence, message=message
+                )
             except ImpossibleTransition:
                 if done_if_void:
                     # Under the lock: the next event may call for the same effect once more.
@@ -231,6 +236,7 @@ class OrderProcessor:
         check: OrderCheck | None = None,
         done: tuple[PendingEffect, ...] = (),
         evidence: bytes = b"",
+        message: TicketMessage | None = None,
     ) -> list[_AppliedEvent]:
         """Commit the events, each on its order as it is now, all of them or none.
 
@@ -241,7 +247,10 @@ class OrderProcessor:
             steps = [await self._step(order_id, event) for order_id, event in events.items()]
             if check is not None:
                 await check([step.before for step in steps])
-            changes = [replace(step.change, done=done, evidence=evidence) for step in steps]
+            changes = [
+                replace(step.change, done=done, evidence=evidence, message=message)
+                for step in steps
+            ]
             try:
                 if commit is None:
                     await self._store.commit(*changes)

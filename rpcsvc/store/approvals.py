@@ -37,7 +37,8 @@ _WITHIN: Final = (
 )
 _DECIDE: Final = (
     "UPDATE approvals SET state = :state, decided_at = :now, decided_by = :by"
-    " WHERE approval_id = :approval_id AND state = 'pending' AND expires_at > :now"
+    " WHERE approval_id = :approval_id AND expires_at > :now"
+    " AND (state = 'pending' OR state = 'granted' AND :state = 'denied')"
 )
 _PENDING: Final = (
     "SELECT count(*) AS number FROM approvals"
@@ -80,7 +81,9 @@ class ApprovalStore:
         )
 
     async def decide(self, approval_id: str, state: ApprovalState, by: str, now: int) -> bool:
-        """Record a person's decision; False where nothing waits for one under that id."""
+        """Record a person's decision, or withdraw a grant that no order has used; False where there
+        is nothing to decide under that id.
+        """
         values = {"approval_id": approval_id, "state": state.value, "by": by, "now": now}
         try:
             await self._db.write([Statement(_DECIDE, values, finds=True)])

@@ -58,7 +58,9 @@ class StoredResponse(Struct, frozen=True):
 
 
 class Ticket(Struct, frozen=True):
-    """A support ticket."""
+    """A support ticket. ``secret_hash`` is the SHA-256, as hex, of the secret that opens it; empty
+    where nobody has one.
+    """
 
     ticket_id: str
     created_at: int
@@ -67,10 +69,20 @@ class Ticket(Struct, frozen=True):
     order_id: str | None
     session_id: str | None
     wallet_address: str | None
+    secret_hash: str = ""
+
+
+class TicketMessage(Struct, frozen=True):
+    """A message of a ticket: by the person where ``answered_by`` is None, else by that operator."""
+
+    ticket_id: str
+    at: int
+    answered_by: str | None
+    message: str
 
 
 class TicketCharge(NamedTuple):
-    """The share of a day that a ticket takes: the day of UTC, the client as stored, and bytes.
+    """The share of a day that a ticket or a message takes: day of UTC, client as stored, and bytes.
 
     ``client`` is the order's id for the owner of an order with money in it. With the ticket counted
     the client may have ``most_tickets``, and all together ``most_bytes``.
@@ -184,6 +196,7 @@ class Change(Struct, frozen=True):
     ``webhook``: where the events of a new order are sent. ``rates``: what the last published rate
     has to be for a new order. ``pooled``: what a new order has to find where another
     replica has the wallets. ``settled``: the time of an order that the event completed.
+    ``message`` goes to the ticket that it names.
     ``spending``: what a new order takes of its client's day, and ``approval`` what it uses up.
     Raises ValueError for a change of which a part could not be written.
     """
@@ -196,6 +209,7 @@ class Change(Struct, frozen=True):
     done: tuple[PendingEffect, ...] = ()
     response: StoredResponse | None = None
     ticket: Ticket | None = None
+    message: TicketMessage | None = None
     charge: TicketCharge | None = None
     relay: RelayRecord | None = None
     evidence: bytes = b""

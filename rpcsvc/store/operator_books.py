@@ -1,4 +1,4 @@
-"""The operator's records: transfers, sums over the wallets, claims, tickets, annotations.
+"""The operator's records: transfers, sums over the wallets, claims, annotations.
 
 Amounts are atomic units, times ms since the epoch, gas is in wei.
 """
@@ -95,10 +95,6 @@ _EXTENT: Final = (
 )
 _BY_STATE: Final = (
     "SELECT state, count(*) AS transfers FROM transfers GROUP BY state ORDER BY state"
-)
-_TICKETS: Final = (
-    "SELECT ticket_id, created_at, category, order_id, wallet_address, message FROM tickets"
-    " ORDER BY seq"
 )
 _ANNOTATE: Final = (
     "INSERT INTO annotated_transactions (network, txid, note, at, wei)"
@@ -209,17 +205,6 @@ class Doubt(Struct, frozen=True):
     created_at: int
 
 
-class StoredTicket(Struct, frozen=True):
-    """A support ticket."""
-
-    ticket_id: str
-    created_at: int
-    category: str
-    order_id: str | None
-    wallet_address: str | None
-    message: str
-
-
 class UnsweptTotal(NamedTuple):
     """USDC on deposit addresses of a network. ``arriving`` is not confirmed yet."""
 
@@ -313,7 +298,7 @@ class OperatorBooks:
         sql = f"DELETE FROM annotated_transactions WHERE {_IS_TRANSACTION}"
         await self._db.write([Statement(sql, {"network": network, "txid": txid})])
 
-    # --- orders, integrators, claims, tickets --------------------------------------------------
+    # --- orders, integrators, claims ---------------------------------------------------------
 
     async def open_orders_by_status(self) -> dict[str, tuple[int, int]]:
         """Number of open orders by status, and since when (ms) the oldest has it."""
@@ -395,19 +380,6 @@ class OperatorBooks:
         # A call that was under way may have settled it first, and then nothing was noted.
         after = await self._db.fetch_one(of_claim, order_id=order_id)
         return after is not None and str(after["note"]).endswith(reason)
-
-    async def tickets(self) -> list[StoredTicket]:
-        """The tickets, oldest first."""
-        return [from_row(StoredTicket, row) for row in await self._db.fetch(_TICKETS)]
-
-    async def close_ticket(self, ticket_id: str) -> bool:
-        """Delete a ticket that was dealt with; False when there is none."""
-        sql = "SELECT 1 FROM tickets WHERE ticket_id = :ticket_id"
-        if await self._db.fetch_one(sql, ticket_id=ticket_id) is None:
-            return False
-        sql = "DELETE FROM tickets WHERE ticket_id = :ticket_id"
-        await self._db.write([Statement(sql, {"ticket_id": ticket_id})])
-        return True
 
     # --- own addresses -------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""The rows of orders and their parts, and the rows written with an order: idempotency keys, claims
-on upstream orders, and support tickets.
+"""The rows of orders and their parts, and the rows written with an order: idempotency keys and
+claims on upstream orders.
 
 Columns are matched by name in both directions: by position, two amounts could be swapped unnoticed.
 """
@@ -31,9 +31,6 @@ from rpcsvc.store.changes import (
     RelayRecord,
     RelayState,
     StoredResponse,
-    Ticket,
-    TicketCharge,
-    TicketsTaken,
 )
 from rpcsvc.store.database import (
     Row,
@@ -42,7 +39,6 @@ from rpcsvc.store.database import (
     Values,
     fields_of,
     from_row,
-    insert,
     to_row,
     update,
 )
@@ -154,25 +150,6 @@ SELECT_REPORT: Final = (
     f"SELECT {', '.join(_REPORT)} FROM relays WHERE order_id = :order_id AND evidence IS NOT NULL"
 )
 _UPDATE_REPORT: Final = update("relays", (*_REPORT, "evidence"), "order_id = :order_id")
-
-_INSERT_TICKET: Final = insert("tickets", Ticket.__struct_fields__)
-_COUNT_TICKET: Final = (
-    "INSERT INTO ticket_counts (day, client, tickets, bytes) VALUES (:day, :client, 1, :size)"
-    " ON CONFLICT (day, client) DO UPDATE SET tickets = ticket_counts.tickets + 1,"
-    " bytes = ticket_counts.bytes + excluded.bytes WHERE ticket_counts.tickets < :most_tickets"
-)
-_COUNT_BYTES: Final = (
-    "INSERT INTO ticket_counts (day, client, tickets, bytes) VALUES (:day, '', 1, :size)"
-    " ON CONFLICT (day, client) DO UPDATE SET tickets = ticket_counts.tickets + 1,"
-    " bytes = ticket_counts.bytes + excluded.bytes"
-    " WHERE ticket_counts.bytes + excluded.bytes <= :most_bytes"
-)
-_FORGET_TICKET_COUNTS: Final = "DELETE FROM ticket_counts WHERE day < :day - 1"
-# Rows are numbered as they come: only the oldest thousand are looked at.
-_OLD_TICKETS: Final = (
-    "SELECT seq FROM (SELECT seq, created_at FROM tickets ORDER BY seq LIMIT 1000) AS oldest"
-    " WHERE created_at < :before"
-)
 
 
 # --- orders --------------------------------------------------------------------------------------
@@ -429,50 +406,3 @@ def report_statement(order_id: str, report: Report, evidence: bytes) -> Statemen
 def _relay_from(row: Row) -> RelayRecord:
     params = None if row["params"] is None else orjson.loads(row["params"])
     return from_row(RelayRecord, row, key=row["idempotency_key"], params=params)
-
-
-# --- tickets -------------------------------------------------------------------------------------
-
-
-class TicketRows:
-    """The part of OrderStore for tickets."""
-
-    def __init__(self, database: Tables) -> None:
-        self._db = database
-
-    async def tickets_taken(self, day: int, client: str) -> TicketsTaken:
-        """Tickets charged on a day of UTC."""
-        sql = (
-            "SELECT client, tickets, bytes FROM ticket_counts"
-            " WHERE day = :day AND client IN (:client, '')"
-        )
-        rows = {row["client"]: row for row in await self._db.fetch(sql, day=day, client=client)}
-        return TicketsTaken(
-            rows[client]["tickets"] if client in rows else 0, rows[""]["bytes"] if "" in rows else 0
-        )
-
-    async def forget_tickets(self, before: int) -> int:
-        """Drop tickets made before that time, the oldest first, a bounded number at once.
-
-        Returns how many.
-        """
-        found = [row["seq"] for row in await self._db.fetch(_OLD_TICKETS, before=before)]
-        if found:
-            sql = "DELETE FROM tickets WHERE seq IN :found"
-            await self._db.write([Statement(sql, {"found": found})])
-        return len(found)
-
-
-def ticket_statement(ticket: Ticket) -> Statement:
-    """Store a ticket."""
-    return Statement(_INSERT_TICKET, asdict(ticket))
-
-
-def charge_statements(charge: TicketCharge) -> list[Statement]:
-    """Count a ticket, unless that exceeds a limit; counts of days before yesterday are deleted."""
-    values = charge._asdict()
-    return [
-        Statement(_FORGET_TICKET_COUNTS, values),
-        Statement(_COUNT_TICKET, values, finds=True),
-        Statement(_COUNT_BYTES, values, finds=True),
-    ]

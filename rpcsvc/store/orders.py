@@ -47,9 +47,7 @@ from rpcsvc.store.order_rows import (
     TRANSFER,
     IdempotencyRows,
     RelayRows,
-    TicketRows,
     changing_values,
-    charge_statements,
     deposit_from,
     deposit_values,
     effect_from,
@@ -62,7 +60,6 @@ from rpcsvc.store.order_rows import (
     report_statement,
     response_statement,
     terms_values,
-    ticket_statement,
     transfer_from,
     transfer_values,
 )
@@ -76,6 +73,7 @@ from rpcsvc.store.reservations import (
     spending_statements,
 )
 from rpcsvc.store.settle_times import SettleTimeRows, settle_time_statements
+from rpcsvc.store.tickets import TicketRows, ticket_statements
 from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
     OldWebhookRows,
@@ -535,10 +533,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
     found += pooled_statements(change.pooled)
     if change.response is not None:
         found.append(response_statement(change.response, order.order_id if order else None))
-    if change.ticket is not None:
-        found.append(ticket_statement(change.ticket))
-    if change.charge is not None:
-        found += charge_statements(change.charge)
+    found += ticket_statements(change.ticket, change.message, change.charge)
     return found
 
 

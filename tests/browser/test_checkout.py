@@ -221,6 +221,28 @@ async def test_page_after_a_wrong_secret_stays_up_to_date(browser: Browser, serv
         await heading(page, "refunded")
 
 
+@pytest.mark.parametrize("has_script", [True, False])
+async def test_person_writes_to_the_operator_and_back(
+    browser: Browser, served: Served, has_script: bool
+) -> None:
+    order = await make_order(served, X2U)
+    async with reading(browser, served.url, java_script_enabled=has_script) as page:
+        await page.goto(served.url + order.path)
+        await page.get_by_role("link", name=SAY("checkout.support_write")).click()
+        await page.wait_for_url("**/support")
+        if has_script:
+            await check_on_screens(page, "support")
+        await page.locator("#message").fill("Where is it? " + "x" * 200)
+        await page.get_by_role("button", name=SAY("support.send")).click()
+        await expect(page.locator("h1")).to_have_text(SAY("support.heading"))
+        if has_script:
+            await check_on_screens(page, "conversation")
+        await page.locator("#message").fill("Thank you.")
+        await page.get_by_role("button", name=SAY("support.send")).click()
+        await expect(page.locator(".said .text").last).to_have_text("Thank you.")
+        assert await page.locator(".said").count() == 2
+
+
 @pytest.mark.parametrize("swap", SWAPS.values(), ids=SWAPS)
 async def test_page_of_an_upstream_order_is_accessible(
     browser: Browser, served: Served, tmp_path: Path, swap: Any

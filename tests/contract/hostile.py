@@ -371,7 +371,12 @@ async def known_order(served: Served) -> dict[str, str]:
     """An order, as placeholders in examples name it."""
     answer = await served.post("/agent/swap/create", BACK, x_forwarded_proto="https")
     data = answer.body["data"]
+    told = {"message": "m"}
+    answer = await served.post("/agent/support/tickets", told, x_forwarded_proto="https")
+    ticket = answer.body["data"]
     return {
+        "$ticketId": ticket["ticket"]["ticketId"],
+        "$ticketSecret": ticket["ticketSecret"],
         "$orderId": data["order"]["orderId"],
         "$sessionId": data["sessionId"],
         "$usdc": bff.USDC,

@@ -84,6 +84,31 @@ class Served:
         return int(row[0])
 
 
+async def a_ticket(served: Served, **params: Any) -> dict[str, str]:
+    """A new ticket: what opens it."""
+    answer = await served.post("/agent/support/tickets", {"message": "m", **params})
+    data = answer.body["data"]
+    return {"ticketId": data["ticket"]["ticketId"], "ticketSecret": data["ticketSecret"]}
+
+
+async def with_live_ticket(served: Served, params: dict[str, Any]) -> dict[str, Any]:
+    """The params with a new ticket in place of a recorded one."""
+    return {**params, **await a_ticket(served)} if "ticketId" in params else params
+
+
+async def placed(
+    served: Served, params: dict[str, Any], *, in_usdc: bool = False
+) -> dict[str, Any]:
+    """The params of an example, with an order and a ticket of their own for its placeholders."""
+    wanted, known = set(map(str, params.values())), {}
+    if {"$orderId", "$sessionId"} & wanted:
+        data = (await served.post("/agent/swap/execute", BACK if in_usdc else SWAP)).body["data"]
+        known = {"$orderId": data["order"]["orderId"], "$sessionId": data["sessionId"]}
+    if "$ticketId" in wanted:
+        known |= {f"${name}": value for name, value in (await a_ticket(served)).items()}
+    return {name: known.get(str(value), value) for name, value in params.items()}
+
+
 def split_path(path: str, params: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The path of an operation with its path params filled in, and the other params."""
     rest = dict(params)

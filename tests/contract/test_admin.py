@@ -17,9 +17,9 @@ from tests.contract.serving import Served, serving
 ROOT = Path(__file__).parents[2]
 METHODS = [
     "payouts.list", "payouts.show", "payouts.retry", "refunds.preview", "refunds.set",
-    "integrators.report", "relays.list", "relays.close", "tickets.list", "tickets.show",
-    "tickets.close", "clients.list", "approvals.list", "approvals.grant", "approvals.deny",
-    "webhooks.list", "webhooks.replay", "withdrawals.preview",
+    "integrators.report", "relays.list", "relays.close", "clients.list", "approvals.list",
+    "approvals.grant", "approvals.deny", "tickets.list", "tickets.show", "tickets.reply",
+    "tickets.close", "webhooks.list", "webhooks.replay", "withdrawals.preview",
     "withdrawals.make", "withdrawals.list",
 ]  # fmt: skip
 

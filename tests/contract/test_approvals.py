@@ -25,7 +25,7 @@ from tests.contract.by_clients import (
 from tests.contract.checkout import fault
 from tests.contract.operator_socket import over_socket
 from tests.contract.relaying import Cutting, environ_of
-from tests.contract.serving import EVM, SWAP, Served, serving
+from tests.contract.serving import BACK, EVM, SWAP, Served, serving
 from tests.contract.sidecar import beside
 from tests.rows import all_rows, one_row
 
@@ -325,3 +325,32 @@ async def test_claim_closed_meanwhile_lets_no_order_past_approval(
             doubtful = one_row(sidecar.up.database, "SELECT order_id FROM relays")[0]
             assert await waiting(sidecar) != approval
             assert central.count("orders") == sidecar.count("orders") == 0
+
+
+async def test_grant_is_withdrawn_until_it_is_used(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        approval = await waiting(served)
+        await decide(served, approval)
+        assert (await decide(served, approval, "deny"))["decided"]["state"] == "denied"
+        refused = await refusal(served, "http", key=KEY)
+        assert (refused.code, refused.details["approval"]["state"]) == ("forbidden", "denied")
+        assert served.count("orders") == 0
+        assert "error" in await decide(served, approval)  # a denial stays
+
+
+async def test_used_grant_is_not_withdrawn(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        approval = await waiting(served)
+        await decide(served, approval)
+        await order(served, "http", key=KEY)
+        assert "error" in await decide(served, approval, "deny")
+        assert states(served) == ["used"]
+
+
+async def test_person_sees_that_the_service_pays_the_gas(tmp_path: Path) -> None:
+    async with with_approval(tmp_path) as served:
+        params = {**BACK, "funding": "x402"}
+        answer = await served.post("/agent/swap/create", params, x_agent_rpc_token=DESK)
+        decided = (await decide(served, answer.body["data"]["approval"]["id"]))["decided"]
+        assert decided["funding"].startswith("x402")
+        assert (decided["twap"], decided["integrator"]) == (None, None)

@@ -35,7 +35,8 @@ from tests.contract.checkout import (
     until,
     until_paid_out,
 )
-from tests.contract.serving import EVM, MONERO, Served, serving
+from tests.contract.operator_socket import over_socket
+from tests.contract.serving import EVM, MONERO, Served, a_ticket, serving
 from tests.contract.signatures import jwks
 from tests.mcp import call, swap
 
@@ -398,3 +399,42 @@ async def test_sandbox_pays_an_order_by_itself_once(tmp_path: Path) -> None:
         await until_paid_out(served, order)
         again = await served.post("/sandbox/fund", {"orderId": order.order_id})
         assert (again.status, again.body["error"]["code"]) == (400, "invalid_input")
+
+
+async def write(served: Served, order: Ordered, **fields: str) -> tuple[int, str]:
+    response = await served.client.post(f"{order.path}/support", data=fields)
+    return response.status, await response.text()
+
+
+async def test_person_writes_and_reads_the_answer(served: Served) -> None:
+    order = await make_order(served, X2U)
+    link = f'href="{order.path}/support"'
+    assert link in (await page(served, order.path))[1]
+    status, text = await page(served, f"{order.path}/support")
+    assert (status, 'name="message"' in text, "refresh" in text) == (200, True, False)
+    status, text = await write(served, order, message="Where is it?\r\n<b>\u202e")
+    assert status == 200
+    assert "Where is it?\n&lt;b&gt;\\u202e</p>" in text
+    found = dict(re.findall(r'name="(ticketId|ticketSecret)" value="([^"]+)"', text))
+    async with over_socket(served) as at:
+        said = {"ticketId": found["ticketId"], "message": "It is sent.", "by": "Ada L."}
+        assert "answered" in (await at.call("admin.tickets.reply", said))["result"]
+    status, text = await write(served, order, **found)
+    assert (status, "It is sent." in text, "Ada" in text) == (200, True, False)
+    status, text = await write(served, order, message="Thanks.", **found)
+    assert (status, text.count('<div class="said">')) == (200, 3)
+    assert served.count("tickets") == 1
+
+
+async def test_page_shows_no_ticket_without_its_secret(served: Served) -> None:
+    order = await make_order(served, X2U)
+    ticket = await a_ticket(served, message="private")
+    alone, wrong = {"ticketId": ticket["ticketId"]}, {**ticket, "ticketSecret": "tks_0"}
+    for fields in (wrong, alone, {"message": ""}):
+        status, text = await write(served, order, **fields)
+        assert status in (400, 404)
+        assert ('role="alert"' in text, "private" in text) == (True, False)
+    response = await served.client.post(
+        f"{order.path}/support", data=ticket, headers={"sec-fetch-site": "cross-site"}
+    )
+    assert response.status == 403

@@ -257,6 +257,8 @@ async def test_later_refund_address_is_one_of_the_list_whoever_calls(
         given = {"sessionId": made.session_id, "address": ELSEWHERE}
         answer = await served.post(path, given, **name)
         assert answer.body["error"]["code"] == "destination_not_allowed", answer.body
+        # Only the client itself learns where its money may go.
+        assert (MONERO in json.dumps(answer.body)) is (token == DESK)
         ticket = {
             "orderId": made.order_id, "sessionId": made.session_id, "message": "refund me",
             "walletAddress": ELSEWHERE,

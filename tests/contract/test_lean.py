@@ -249,3 +249,52 @@ def test_every_field_that_lean_keeps_exists() -> None:
         "capabilities", "swap.quote", "swap.create", "swap.execute", "swap.status", "swap.cancel",
         "swap.fund",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("direction", ["x2u", "u2x"])
+@pytest.mark.parametrize("sum_of", ["amount", "receiveAmount"])
+async def test_lean_status_of_a_partly_paid_order_stays_small(
+    served: Served, direction: str, sum_of: str
+) -> None:
+    await fill_observed_times(served)
+    order = {**REFUNDABLE[direction]}
+    if sum_of == "receiveAmount":
+        del order["amount"]
+        order["receiveAmount"] = {"x2u": "131.290001", "u2x": "0.904445454544"}[direction]
+    order_id = (await over_http(served, "swap.create", order))["data"]["order"]["orderId"]
+    part = {"x2u": ("0.100000000001", "0.100000000002"), "u2x": ("20.000001", "30.000001")}
+    sizes: list[int] = []
+    due: set[tuple[int, str]] = set()
+    cursor = 1
+    for amount in part[direction]:
+        await served.post("/sandbox/fund", {"orderId": order_id, "amount": amount})
+    async with asyncio.timeout(30):
+        while len(due) < 2:
+            wait = {"detail": "lean", "waitSec": "2", "sinceCursor": str(cursor)}
+            answer = (await served.http("GET", f"/agent/swap/status/{order_id}", params=wait)).body
+            cursor = answer["data"]["cursor"]
+            sizes.append(size(answer))
+            if answer["state"] == "deposit_detected":
+                due.add((cursor, answer["data"]["fundingInstructions"]["amount"]))
+    assert max(sizes) < MOST["swap.status"], sizes
+
+
+@pytest.mark.parametrize("direction", ["x2u", "u2x"])
+@pytest.mark.parametrize("sum_of", ["amount", "receiveAmount"])
+async def test_lean_quote_beside_an_earlier_one_stays_small(
+    served: Served, direction: str, sum_of: str
+) -> None:
+    await fill_observed_times(served)
+    order = REFUNDABLE[direction]
+    priced = {"direction": direction, "chain": order["chain"], "amount": order["amount"]}
+    if sum_of == "receiveAmount":
+        del priced["amount"]
+        priced["receiveAmount"] = {"x2u": "131.290001", "u2x": "0.904445454544"}[direction]
+    first = await over_http(served, "swap.quote", priced)
+    again, sizes = {**priced, "requoteOf": first["data"]["quoteDigest"]}, []
+    for rate in ("164.999999", "199.999999", "4999.999999"):
+        await served.post("/sandbox/fault", {"fault": "set_rate", "rate": rate})
+        answer = await over_http(served, "swap.quote", again)
+        assert answer["data"]["changed"]
+        sizes.append(size(answer))
+    assert max(sizes) < MOST["swap.quote"], sizes

@@ -20,7 +20,7 @@ from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
 from tests.contract.described import check, openapi_of
-from tests.contract.serving import EVM, MONERO, TOKEN, Served, serving
+from tests.contract.serving import EVM, MONERO, TOKEN, Served, placed, serving
 from tests.mcp import HANDSHAKE, STATELESS, call, message, meta, stateless, swap
 
 APPS = "io.modelcontextprotocol/ui"
@@ -272,7 +272,7 @@ async def test_tools_take_their_examples_as_their_schemas_say(
     assert operation.tool is not None
     schemas = (await listed(served))[operation.tool.name]
     for example in operation.examples:
-        arguments = await placed(served, example.params, "u2x" if operation.payable else "x2u")
+        arguments = await placed(served, example.params, in_usdc=operation.payable)
         if operation.idempotent:
             arguments["sessionId"] = str(uuid.uuid4())
         jsonschema.Draft202012Validator(schemas["inputSchema"]).validate(arguments)
@@ -284,14 +284,6 @@ async def test_tools_take_their_examples_as_their_schemas_say(
         assert envelope["operation"] == operation.name
         name = envelope_name(operation) if envelope["ok"] else "ErrorEnvelope"
         check(openapi_of(served), ref(name), envelope)
-
-
-async def placed(served: Served, params: dict[str, Any], direction: str = "x2u") -> dict[str, Any]:
-    if not {"$orderId", "$sessionId"} & set(map(str, params.values())):
-        return dict(params)
-    data = (await call(served, "create_swap", swap(direction)))["structuredContent"]["data"]
-    known = {"$orderId": data["order"]["orderId"], "$sessionId": data["sessionId"]}
-    return {name: known.get(str(value), value) for name, value in params.items()}
 
 
 async def test_failed_operation_is_an_error_with_the_envelope(served: Served) -> None:

@@ -15,12 +15,24 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.site import API_ROOT, site_of
 from rpcsvc.operations import dispatch
 from tests.contract.described import Json, check, check_response, filled, openapi_of, resolved
-from tests.contract.serving import BACK, EVM, JSON, SWAP, UNKNOWN_ORDER, Answer, Served, serving
+from tests.contract.serving import (
+    BACK,
+    EVM,
+    JSON,
+    SWAP,
+    UNKNOWN_ORDER,
+    Answer,
+    Served,
+    serving,
+    with_live_ticket,
+)
 
 PLAN, QUOTE, CREATE, STATUS, PAY = (
     f"{API_ROOT}/agent/swap/{name}"
     for name in ("plan", "quote", "create", "status/{orderId}", "fund/{orderId}")
 )
+# What a path may name; a call takes what is in neither its path nor its body as an unknown input.
+UNKNOWN = {"orderId": UNKNOWN_ORDER, "ticketId": "tkt_" + "0" * 26}
 CAPABILITIES, TICKETS = f"{API_ROOT}/agent/capabilities", f"{API_ROOT}/agent/support/tickets"
 FUND, FAULT = f"{API_ROOT}/sandbox/fund", f"{API_ROOT}/sandbox/fault"
 PROXIED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "http"}
@@ -78,7 +90,7 @@ async def with_live_order(served: Served, params: Json, order: Json = SWAP) -> J
     """The params with a new order in place of the recorded one."""
     text = json.dumps(params)
     if not ORDER_ID.search(text):
-        return params
+        return await with_live_ticket(served, params)
     made = (await send(served, "post", CREATE, order)).body["data"]
     found: Json = json.loads(ORDER_ID.sub(made["order"]["orderId"], text))
     return {**found, **({"sessionId": made["sessionId"]} if "sessionId" in found else {})}
@@ -222,7 +234,7 @@ async def test_a_body_that_can_t_be_read_is_a_declared_refusal(
 async def test_another_http_method_is_a_declared_refusal(served: Served) -> None:
     document = openapi_of(served)
     for method, path, _ in calls(document):
-        target, _ = filled(path, {"orderId": UNKNOWN_ORDER})
+        target, _ = filled(path, UNKNOWN)
         answer = await served.http("DELETE", target.removeprefix(API_ROOT))
         check_response(document, path, method, answer.status, answer.headers, answer.body)
         assert answer.status == 405
@@ -232,7 +244,7 @@ async def test_another_http_method_is_a_declared_refusal(served: Served) -> None
 async def test_plain_http_through_a_proxy_is_a_declared_refusal(tmp_path: Path) -> None:
     async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
         for method, path, _ in calls(openapi_of(served)):
-            params = {"orderId": UNKNOWN_ORDER} if "{" in path else {}
+            params = UNKNOWN if "{" in path else {}
             answer = await send(served, method, path, params, headers=PROXIED)
             assert (answer.status, answer.body["error"]["code"]) == (403, "tls_required")
 
@@ -249,7 +261,7 @@ async def test_budgets_and_their_refusal_are_declared(tmp_path: Path) -> None:
             assert {"ratelimit", "ratelimit-policy"} <= {name.lower() for name in good.headers}
             assert (await send(served, method, path, params)).status == 429
         for method, path, _ in calls(openapi_of(served)):
-            params = {"orderId": UNKNOWN_ORDER} if "{" in path else {}
+            params = UNKNOWN if "{" in path else {}
             answer = await send(served, method, path, params)
             assert answer.status == (200 if path == links.HEALTH else 429)
 
@@ -278,7 +290,7 @@ async def test_a_fault_of_the_service_is_declared_for_every_operation(
     for method, path, _ in calls(openapi_of(served)):
         if path in (links.HEALTH, links.QUICKSTART):
             continue
-        params = {"orderId": UNKNOWN_ORDER} if "{" in path else {}
+        params = UNKNOWN if "{" in path else {}
         assert (await send(served, method, path, params)).status == status
 
 

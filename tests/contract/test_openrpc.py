@@ -18,7 +18,7 @@ from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.site import Site, site_of
 from rpcsvc.operations import dispatch
 from tests.contract.described import Json, check, resolved
-from tests.contract.serving import BACK, SWAP, TOKEN, Answer, Served, serving
+from tests.contract.serving import BACK, SWAP, TOKEN, Answer, Served, serving, with_live_ticket
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -117,14 +117,14 @@ async def test_every_example_is_answered_as_shown(served: Served) -> None:
             assert result["state"] == answer["state"]
             assert result.get("error", {}).get("code") == answer.get("error", {}).get("code")
         sent += 1
-    assert sent >= 25
+    assert sent >= 22
 
 
 async def with_live_order(served: Served, params: Json, order: Json = SWAP) -> Json:
     """The params with a new order in place of a recorded one."""
     text = json.dumps(params)
     if not ORDER_ID.search(text):
-        return params
+        return await with_live_ticket(served, params)
     made = (await call(served, "service.swap.create", order))["data"]
     found: Json = json.loads(ORDER_ID.sub(made["order"]["orderId"], text))
     return {**found, **({"sessionId": made["sessionId"]} if "sessionId" in found else {})}

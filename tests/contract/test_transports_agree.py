@@ -18,14 +18,14 @@ from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import OPERATIONS
 from tests.command_line import clean_environ, run_here
 from tests.contract.error_codes import all_errors
-from tests.contract.serving import BACK, MONERO, SWAP, Served, split_path
+from tests.contract.serving import MONERO, SWAP, Served, placed, split_path
 from tests.mcp import call as call_tool
 
 Transport = Callable[[Served, Operation, dict[str, Any]], Awaitable[dict[str, Any]]]
 # Values that differ between two runs of one call: ids, times, addresses, transactions, and
 # signatures over them.
 _VARYING = re.compile(
-    r"\beyJ[\w-]+\.[\w-]+\.[\w-]{86}|(ord|tkt|req)_[0-9A-Za-z]+|\d{4}-\d\d-\d\dT[\d:.]+Z|[0-9a-f]{8}-[0-9a-f-]{27}"
+    r"\beyJ[\w-]+\.[\w-]+\.[\w-]{86}|(ord|tkt|tks|req)_[0-9A-Za-z]+|\d{4}-\d\d-\d\dT[\d:.]+Z|[0-9a-f]{8}-[0-9a-f-]{27}"
     r"|(?<=quoteDigest\": \")[^\"]+"
     r"|\b0x[0-9a-fA-F]{40}\b|\b[1-9A-HJ-NP-Za-km-z]{95}\b|\b[0-9a-f]{64}\b"
 )
@@ -81,16 +81,6 @@ def masked(answer: dict[str, Any]) -> Any:
     return json.loads(_VARYING.sub("masked", json.dumps(answer)))
 
 
-async def with_order(
-    served: Served, params: dict[str, Any], *, in_usdc: bool = False
-) -> dict[str, Any]:
-    if not {"$orderId", "$sessionId"} & set(map(str, params.values())):
-        return params
-    data = (await served.post("/agent/swap/execute", BACK if in_usdc else SWAP)).body["data"]
-    placed = {"$orderId": data["order"]["orderId"], "$sessionId": data["sessionId"]}
-    return {name: placed.get(str(value), value) for name, value in params.items()}
-
-
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.name)
 async def test_every_example_is_answered_alike_over_every_transport(
     served: Served, operation: Operation
@@ -100,7 +90,7 @@ async def test_every_example_is_answered_alike_over_every_transport(
         for name, transport in TRANSPORTS.items():
             if not has(operation, name):
                 continue
-            params = await with_order(served, example.params, in_usdc=operation.payable)
+            params = await placed(served, example.params, in_usdc=operation.payable)
             answers[name] = await transport(served, operation, params)
             check_shape(operation, answers[name])
         first = masked(answers["rpc"])

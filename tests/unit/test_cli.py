@@ -153,6 +153,7 @@ def test_the_commands_are_those_that_the_specification_names() -> None:
         "agent:swap:refund-address",
         "agent:swap:webhook-deliveries",
         "agent:support:create",
+        "agent:support:get",
         "sandbox:fund",
         "sandbox:fault",
     ]

@@ -70,7 +70,9 @@ async def test_clients_list_has_use_and_rest_of_the_day(tmp_path: Path, cli: Cli
         (waiting,) = (await cli.json("approvals", "list"))["approvals"]
         granted = await cli.json("approvals", "grant", waiting["id"], "--by", "Ada")
         assert granted["decided"]["decidedBy"] == "Ada"
-        assert await cli.ask("approvals", "deny", waiting["id"], "--by", "Ada") == 2
+        withdrawn = await cli.json("approvals", "deny", waiting["id"], "--by", "Ada")
+        assert withdrawn["decided"]["state"] == "denied"
+        assert await cli.ask("approvals", "grant", waiting["id"], "--by", "Ada") == 2
         assert "waits for a decision" in cli.err
 
 
@@ -153,7 +155,9 @@ async def test_tickets_are_listed_shown_and_closed(tmp_path: Path, cli: Cli) -> 
         first, second = [row["ticketId"] for row in rows]
         assert "first" not in str(rows)
         shown = (await cli.json("tickets", "show", first))["ticket"]
-        assert shown == {**rows[0], "message": "first"}
+        (said,) = shown["conversation"]
+        assert shown == {**rows[0], "conversation": [said]}
+        assert (said["text"], said["answeredBy"]) == ("first", None)
         assert (await cli.json("tickets", "close", first))["closed"]["ticketId"] == first
         for action in ("show", "close"):
             assert (await refused(cli, "tickets", action, first))[0] == 2

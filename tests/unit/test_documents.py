@@ -139,6 +139,7 @@ def test_the_quickstart_names_the_paths_of_spec_4_1(site: Site) -> None:
         "refundAddress": "/api/v1/agent/swap/refund-address/{orderId}",
         "webhookDeliveries": "/api/v1/agent/swap/webhook-deliveries/{orderId}",
         "support": "/api/v1/agent/support/tickets",
+        "ticket": "/api/v1/agent/support/tickets/{ticketId}",
     }
 
 

@@ -38,6 +38,7 @@ from rpcsvc.operations.approvals import APPROVALS
 from rpcsvc.operations.clients import CLIENTS
 from rpcsvc.operations.params import plain_types
 from rpcsvc.operations.service import Cli, Confirmation, Operation
+from rpcsvc.operations.support import TICKETS
 from rpcsvc.operations.webhooks import WEBHOOKS
 from rpcsvc.settings import Settings
 
@@ -185,7 +186,7 @@ def add_commands(commands: Any) -> None:
     add_methods(actions, CLIENTS, "clients")
     for word, text, rows in (
         ("approvals", "decide on orders of clients that wait for a person", APPROVALS),
-        ("tickets", "read and close what users have written to you", RECORDS),
+        ("tickets", "read, answer and close what users have written to you", TICKETS),
         ("webhooks", "messages to the webhooks of orders", WEBHOOKS),
     ):
         parser = commands.add_parser(word, help=text, description=text)

@@ -23,7 +23,8 @@ STATE: dict[AgentState, str] = {
     AgentState.COMPLETED: "Terminal. The payout is final; tell the user.",
     AgentState.TERMINAL_FAILURE: "Terminal. `data.outcome` is `expired`, `refunded` or `failed`."
     " Tell the user, and open a support ticket if they need help.",
-    AgentState.TICKET_CREATED: "The ticket is on record. Give the user its `ticketId`.",
+    AgentState.TICKET_CREATED: "The ticket is on record. Keep its `ticketId` and"
+    " `data.ticketSecret`, give both to the user, and look for an answer with support.get.",
     AgentState.APPROVAL_REQUIRED: "A person has to grant `data.approval`. Then repeat the call with"
     " the same idempotency key.",
     AgentState.INVALID_INPUT: "Something sent is wrong. `validationErrors` says which field, what"
@@ -31,7 +32,7 @@ STATE: dict[AgentState, str] = {
     " again.",
     AgentState.IDEMPOTENCY_CONFLICT: "The idempotency key belongs to another payload. Use a new"
     " key for a new order.",
-    AgentState.NOT_FOUND: "There is no such order, method or path. Check what you sent.",
+    AgentState.NOT_FOUND: "There is no such order, ticket, method or path. Check what you sent.",
     AgentState.VERIFICATION_FAILED: "`verify` is not this order's destination: don't fund it,"
     " somebody may have given you another order's id. Or the `sessionId` is not this order's.",
     AgentState.RATE_LIMITED: "Too many calls, or too much reserved by orders without a deposit."
@@ -86,6 +87,7 @@ ERROR: dict[str, str] = {
     "payment_refused": "Nothing was taken. `details.paymentRequired.error` says why; sign a new"
     " payment, of what is in `accepts` now.",
     "order_not_found": "Check the `orderId`. Nothing is known of it here.",
+    "ticket_not_found": "Send `ticketId` and `ticketSecret` as support.create answered them.",
     "idempotency_conflict": "The key was used with another payload; `details` name the fields"
     " that differ. For a new order use a new key, for a retry the same payload.",
     "quote_changed": "No order was made: `details.worse` names what is worse than in the quote of"

@@ -95,8 +95,10 @@ def endpoints(site: Site) -> dict[str, str]:
 
 
 def _short_name(operation: Operation) -> str:
-    """``swap.plan`` is ``plan``, ``support.create`` is ``support``."""
+    """``swap.plan`` is ``plan``; ``support.create`` is ``support``, which the interface names."""
     group, _, verb = operation.name.partition(".")
+    if operation.name == "support.get":
+        return "ticket"
     return verb if group == "swap" else group
 
 

@@ -20,9 +20,10 @@ from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA, schemas_of
 from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
 from rpcsvc.operations.lean import is_cut
-from rpcsvc.operations.params import DETAIL
+from rpcsvc.operations.params import DETAIL, ORDER_ID_PATTERN, TICKET_ID_PATTERN
 from rpcsvc.operations.service import Effect, Operation, Reply, Tool
 from rpcsvc.operations.views import monero_uri
+from rpcsvc.orders.quoted import PATTERN as DIGEST_PATTERN
 from rpcsvc.strict_json import Json
 
 SESSION_ID = "sessionId"
@@ -129,23 +130,25 @@ _KEY: Json = {
 _CASES: Final = ("if", "then", "else")
 _NOT_FOR_MODELS: Final = ("description", "$defs")
 _LONGEST_PATTERN: Final = 60
+_COPIED: Final = (ORDER_ID_PATTERN, TICKET_ID_PATTERN, DIGEST_PATTERN)
 _OBJECT: Final[Json] = {"type": "object"}
 _NULL: Final[Json] = {"type": "null"}
 
 
 def _short(schema: Json) -> Json:
-    """A schema without nulls, lengths, long patterns and the fields of nested objects.
+    """A schema without nulls, lengths, single exceptions, long patterns, those of what is copied
+    and not made up, and the fields of nested objects.
 
     The first sentence of a description stays; the rules have all of it.
     """
     short: Json = {}
     for name, value in schema.items():
         match name, value:
-            case (("maxLength" | "allOf"), _):
+            case (("minLength" | "maxLength" | "allOf"), _) | ("not", {"const": _}):
                 continue
             case "description", str():
                 short[name] = f"{value.partition('. ')[0].removesuffix('.')}."
-            case "pattern", str() if len(value) > _LONGEST_PATTERN:
+            case "pattern", str() if len(value) > _LONGEST_PATTERN or value in _COPIED:
                 continue
             case "properties", dict():
                 short[name] = {key: _short_property(each) for key, each in value.items()}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+import orjson
 from msgspec import Struct
 
 from rpcsvc import errors
@@ -34,11 +35,12 @@ from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import BFF_ROOT, Site
 from rpcsvc.operations import bff_models
 from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
+from rpcsvc.operations.lean import is_cut, lean_head
 from rpcsvc.operations.models import schema_of
 from rpcsvc.operations.params import DETAIL
 from rpcsvc.operations.service import Effect, Example, Operation
 from rpcsvc.operations.table import BFF_OPERATIONS
-from rpcsvc.strict_json import Json
+from rpcsvc.strict_json import Json, dumps
 
 # The version of the API, which is not that of the program (spec 9).
 VERSION: Final = "1.0.0"
@@ -54,13 +56,6 @@ _STREAM: Final = (
     " `data.events` has them. Lines that begin with a colon say that the connection is alive. The"
     " response is not signed, the status answer is."
 )
-# Parts of an order that examples cut.
-_LONG: Final = (
-    ("order", "attestation"),
-    ("quote", "depositPolicy"),
-    ("fundingInstructions", "warnings"),
-)
-
 TAGS: Final = {
     "discovery": "What the service is, whether it is well, and what it can do.",
     "swap": "Planning, pricing, making and following orders.",
@@ -476,7 +471,9 @@ def _goods(site: Site, surface: Surface, operation: Operation) -> Json:
     if operation.method == "GET" and operation.params.asks_nothing():
         content["examples"] = live_example(site, surface.root + operation.path)
     elif recorded is not None:
-        content["example"] = _abridged(recorded.answer)
+        content["example"] = _abridged(operation, recorded.answer)
+        if is_cut(operation.result):
+            good["description"] = "The answer; the example is one of `detail: lean`."
     followed = _links(site, operation)
     if followed:
         good["links"] = followed
@@ -489,19 +486,17 @@ def _goods(site: Site, surface: Surface, operation: Operation) -> Json:
     return {"200": {**good, "headers": settled}, "202": pending}
 
 
-def _abridged(answer: Json) -> Json:
-    """A recorded answer without attestation, with one line of each list of rules, and with the
-    first and the last of its events. The whole is in llms-full.txt.
+def _abridged(operation: Operation, answer: Json) -> Json:
+    """A recorded answer as ``detail: lean`` has it, with the first and the last of its events. The
+    whole is in llms-full.txt.
     """
-    data = dict(answer["data"])
-    for part, name in _LONG:
-        value = (data.get(part) or {}).get(name)
-        if value is not None:
-            rest = {key: each for key, each in data[part].items() if key != name}
-            data[part] = {**rest, name: value[:1]} if isinstance(value, list) else rest
+    lean: Json = answer
+    if is_cut(operation.result):
+        lean = orjson.loads(lean_head(operation.result, dumps(answer)))
+    data = lean["data"]
     if len(events := data.get("events", ())) > 1:
-        data["events"] = [events[0], events[-1]]
-    return {**answer, "data": data}
+        return {**lean, "data": {**data, "events": [events[0], events[-1]]}}
+    return lean
 
 
 def _links(site: Site, operation: Operation) -> Json:

@@ -9,7 +9,7 @@ order in two steps, by the same calls and within the same limits as the HTTPS AP
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs
@@ -30,6 +30,7 @@ from rpcsvc.errors import (
     QuoteChanged,
     RateLimited,
     ServiceError,
+    TicketNotFound,
     Unavailable,
 )
 from rpcsvc.http.documents.links import HOME
@@ -50,12 +51,18 @@ from rpcsvc.operations.swap import find_funding
 from rpcsvc.operations.views import status_data
 from rpcsvc.orders.ports.venue import Confirmations
 from rpcsvc.strict_json import Json, dumps
+from rpcsvc.terminal import printable
 
 ORDER_PATH: Final = "/orders/{orderId}"
 _FORM: Final = "application/x-www-form-urlencoded"
 _FORM_BYTES: Final = 4_096
 _REFUND_FORM: Final = ("address", "secret", "confirmed")
 _SANDBOX_FORM: Final = ("do",)
+_TICKET: Final = ("ticketId", "ticketSecret")
+_SUPPORT_FORM: Final = ("message", *_TICKET)
+# Characters of a message of the form; escaped, each takes up to 12 bytes.
+_LONGEST_MESSAGE: Final = 2_000
+_SUPPORT_BYTES: Final = 12 * _LONGEST_MESSAGE + 1_000
 
 
 class Visit(NamedTuple):
@@ -101,6 +108,8 @@ class PagesHttp:
             web.get(ORDER_PATH, self._around(self._order), allow_head=True),
             web.get(f"{ORDER_PATH}/refund", self._around(self._back_to_order), allow_head=True),
             web.post(f"{ORDER_PATH}/refund", self._around(self._refund)),
+            web.get(f"{ORDER_PATH}/support", self._around(self._support), allow_head=True),
+            web.post(f"{ORDER_PATH}/support", self._around(self._write)),
             web.get(f"{ORDER_PATH}/attestation", self._around(self._attestation)),
             web.get(f"{ORDER_PATH}/receipt", self._around(self._receipt)),
         ]
@@ -413,6 +422,59 @@ class PagesHttp:
             return self._unchanged(visit, "refund.taken", 409)
         return _see_order(order.order_id)
 
+    # --- support ---
+
+    async def _support(self, visit: Visit) -> web.Response:
+        """The forms to write to the operator, and to read an answer."""
+        order_id = (await self._find(visit)).order_id
+        return self._show_ticket(visit, order_id, dict.fromkeys(_SUPPORT_FORM, ""))
+
+    async def _write(self, visit: Visit) -> web.Response:
+        """Open a ticket about the order, or read and continue one, and show the conversation."""
+        order_id = (await self._find(visit)).order_id
+        if _is_from_elsewhere(visit.request):
+            return self._unchanged(visit, "refund.cross_site", 403)
+        form = await _read_form(visit.request, _SUPPORT_FORM, _SUPPORT_BYTES)
+        if form is None:
+            return self._unchanged(visit, "refund.unreadable", 400)
+        ticket = {name: form[name] for name in _TICKET if form[name]}
+        try:
+            if form["message"]:
+                said = {"message": form["message"].replace("\r\n", "\n")}
+                params = {**said, **(ticket or {"orderId": order_id})}
+                data = await self._run(visit, "support.create", params)
+                if not ticket:
+                    ticket = {"ticketId": data["ticket"]["ticketId"]}
+                    ticket["ticketSecret"] = data["ticketSecret"]
+            data = await self._run(visit, "support.get", ticket)
+        except TicketNotFound as error:
+            wrong = visit.texts.say("support.not_found")
+            return self._show_ticket(visit, order_id, form, alert=wrong, status=error.http_status)
+        except (InputError, InputErrors) as error:
+            wrong = visit.texts.say("support.refused")
+            return self._show_ticket(visit, order_id, form, alert=wrong, status=error.http_status)
+        messages = [{**each, "text": printable(each["text"])} for each in data["messages"]]
+        return self._show_ticket(visit, order_id, {**ticket, "message": ""}, messages)
+
+    def _show_ticket(
+        self,
+        visit: Visit,
+        order_id: str,
+        typed: _Form,
+        messages: Sequence[Json] = (),
+        *,
+        alert: str = "",
+        status: int = 200,
+    ) -> web.Response:
+        values = {
+            "order_id": order_id,
+            "typed": typed,
+            "messages": messages,
+            "alert": alert,
+            "longest": _LONGEST_MESSAGE,
+        }
+        return self._renderer.page("support.html", visit.texts, values, status=status)
+
     # --- the sandbox ---
 
     async def _simulate(self, visit: Visit) -> web.Response:
@@ -445,11 +507,13 @@ def _is_from_elsewhere(request: web.Request) -> bool:
     return request.headers.get("sec-fetch-site", "same-origin") != "same-origin"
 
 
-async def _read_form(request: web.Request, names: tuple[str, ...]) -> _Form | None:
+async def _read_form(
+    request: web.Request, names: tuple[str, ...], most_bytes: int = _FORM_BYTES
+) -> _Form | None:
     """The form, its values stripped; None when it can't be read. Raises as read_body."""
     if media_type(request) != _FORM:
         return None
-    body = await read_body(request, _FORM_BYTES)
+    body = await read_body(request, most_bytes)
     try:
         fields = parse_qs(body.decode(), strict_parsing=True, max_num_fields=len(names))
     except ValueError:

@@ -456,8 +456,8 @@ ON approvals
 BEGIN SELECT RAISE(ABORT, 'an approval keeps its terms'); END;
 
 CREATE TRIGGER approvals_are_decided_once BEFORE UPDATE OF decided_at, decided_by ON approvals
-WHEN OLD.decided_at IS NOT NULL
-BEGIN SELECT RAISE(ABORT, 'an approval is decided once'); END;
+WHEN OLD.decided_at IS NOT NULL AND NOT (OLD.state = 'granted' AND NEW.state = 'denied')
+BEGIN SELECT RAISE(ABORT, 'a decision stays, but for a grant that is withdrawn'); END;
 
 CREATE TRIGGER approvals_are_never_deleted BEFORE DELETE ON approvals
 BEGIN SELECT RAISE(ABORT, 'an approval stays'); END;
@@ -651,7 +651,8 @@ CREATE INDEX idempotency_keys_by_order ON idempotency_keys (order_seq)
     WHERE order_seq IS NOT NULL;
 CREATE INDEX idempotency_keys_unpacked ON idempotency_keys (created_at) WHERE packed = 0;
 
--- Support tickets.
+-- Support tickets. secret_hash is the SHA-256 of the secret that opens the conversation, as hex; empty
+-- where nobody has one. messages counts those of the person, the first one included.
 CREATE TABLE tickets (
     seq            INTEGER PRIMARY KEY,
     ticket_id      TEXT    NOT NULL UNIQUE,
@@ -660,8 +661,26 @@ CREATE TABLE tickets (
     message        TEXT    NOT NULL,
     order_id       TEXT,
     session_id     TEXT,
-    wallet_address TEXT
+    wallet_address TEXT,
+    secret_hash    TEXT    NOT NULL,
+    messages       INTEGER NOT NULL DEFAULT 1 CHECK (messages > 0),
+    awaits_answer  INTEGER NOT NULL DEFAULT 1 CHECK (awaits_answer IN (0, 1))
 ) STRICT;
+
+-- What was written to a ticket after its first message: by the person where answered_by is NULL, else
+-- by the operator whom it names. Deleted with the ticket.
+CREATE TABLE ticket_messages (
+    seq         INTEGER PRIMARY KEY,
+    ticket_id   TEXT    NOT NULL REFERENCES tickets (ticket_id) DEFERRABLE INITIALLY DEFERRED,
+    at          INTEGER NOT NULL,
+    answered_by TEXT,
+    message     TEXT    NOT NULL
+) STRICT;
+
+CREATE INDEX ticket_messages_by_ticket ON ticket_messages (ticket_id, seq);
+
+CREATE TRIGGER ticket_messages_never_change BEFORE UPDATE ON ticket_messages
+BEGIN SELECT RAISE(ABORT, 'a message stays as it is'); END;
 
 -- Tickets and bytes that each client was charged on a day (UTC, counted from the epoch), and all
 -- clients together (''). A day's first ticket deletes the days before yesterday.

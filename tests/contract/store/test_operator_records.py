@@ -107,7 +107,7 @@ async def test_a_transfer_lists_its_transactions(filled: Tables) -> None:
     assert await books.transfers((TransferState.PLANNED, TransferState.UNKNOWN), 10) == []
     assert await books.transfer("t1") is None
     assert await books.integrator_fees() == []
-    assert (await books.open_orders(), await books.doubts(), await books.tickets()) == ([], [], [])
+    assert (await books.open_orders(), await books.doubts()) == ([], [])
 
 
 async def test_payments_in_no_block_are_counted_by_network(filled: Tables) -> None:
