@@ -119,7 +119,7 @@ def _joined(marked: list[str], sign: str) -> str:
 
 
 def plant(mutant: RuleMutant) -> None:
-    """Give the function the mutant's code, for whoever has imported it already."""
+    """Give the function the mutant's code, wherever it was imported, and empty all caches."""
     module = importlib.import_module(mutant.module)
     source, names = mutant.source, dict(vars(module))
     if mutant.owner:
@@ -132,12 +132,13 @@ def plant(mutant: RuleMutant) -> None:
     new, old = _bare(here[mutant.function]), _bare(there[mutant.function])
     old.__code__ = new.__code__
     old.__defaults__, old.__kwdefaults__ = new.__defaults__, new.__kwdefaults__
+    for each in vars(module).values():
+        if hasattr(each, "cache_clear"):
+            each.cache_clear()
 
 
 def _bare(found: Any) -> FunctionType:
-    """The function within a property, a class method or a cache, which is emptied."""
-    if hasattr(found, "cache_clear"):
-        found.cache_clear()
+    """Return the function within a property, a class method or a cache."""
     for inside in ("fget", "__func__", "__wrapped__"):
         found = getattr(found, inside, None) or found
     assert isinstance(found, FunctionType)

@@ -248,11 +248,12 @@ def test_bad_monero_address_gets_what_is_wrong(text: str, expected: str) -> None
         ("0X" + EIP55[0][2:], "write the x in lower case"),
         (EIP55[0][:-1], "has 41 characters: send 42"),
         (EIP55[0] + "\n", "spaces around"),
+        (EIP55[0][:2] + "g" + EIP55[0][3:], "position 3 that is not a hex digit"),
         (EIP55[0][:9] + "g" + EIP55[0][10:], "position 10 that is not a hex digit"),
         (EIP55[0][:9] + "\uff11" + EIP55[0][10:], "position 10 that is not a hex digit"),
         (EIP55[0][:4] + EIP55[0][4].swapcase() + EIP55[0][5:], "EIP-55 .* is character 5"),
         ("0x" + "0" * 40, "zero address"),
-        ("", "does not start with 0x"),
+        ("", r"send 0x and 40 hex digits\.$"),
     ],
 )
 def test_bad_evm_address_gets_what_is_wrong(text: str, expected: str) -> None:
@@ -266,6 +267,43 @@ def test_a_forbidden_address_is_refused_in_every_spelling(spell: Callable[[str],
     with pytest.raises(InvalidDestination, match="token contract"):
         parse_evm_address(spell(EIP55[0]), forbidden=forbidden)
     assert parse_evm_address(spell(EIP55[1]), forbidden=forbidden) == EIP55[1]
+
+
+def test_case_of_the_first_digit_is_checked() -> None:
+    address = "0xD1220A0cf47c7B9Be7A2E6BA89F429762e7b9aDb"
+    with pytest.raises(InvalidDestination, match="is character 3"):
+        parse_evm_address("0xd" + address[3:])
+    lower_but_first = "0xA" + "b" * 39
+    with pytest.raises(InvalidDestination, match="EIP-55"):
+        parse_evm_address(lower_but_first)
+
+
+def test_refusal_names_the_field() -> None:
+    for value in (7, "x", STANDARD[:-1], EIP55[0][:-1]):
+        for parse in (
+            lambda v: parse_evm_address(v, field="refundAddress"),
+            lambda v: parse_monero_address(v, field="refundAddress", networks=ALL),
+        ):
+            with pytest.raises(InvalidDestination, match=r"^refundAddress ") as caught:
+                parse(value)
+            assert caught.value.field == "refundAddress"
+    for parse in (parse_evm_address, lambda v: parse_monero_address(v, networks=ALL)):
+        with pytest.raises(InvalidDestination) as caught:
+            parse("x")
+        assert caught.value.field == "to"
+
+
+def test_evm_address_in_capitals_is_no_monero_address() -> None:
+    with pytest.raises(InvalidDestination, match="is an EVM address"):
+        parse_monero_address("0X" + EIP55[0][2:], networks=ALL)
+
+
+def test_received_of_128_characters_is_given_back_whole() -> None:
+    for size, whole in ((128, True), (129, False)):
+        text = "0x" + "q" * (size - 2)
+        with pytest.raises(InvalidDestination) as caught:
+            parse_evm_address(text)
+        assert caught.value.received == (text if whole else text[:125] + "...")
 
 
 def test_address_of_the_other_side_gets_the_direction() -> None:

@@ -81,6 +81,7 @@ READ = ProposedPayment(DEPOSIT.lower(), DUE.units, USDC, 42161, TOKEN)
         ({"chainId": None}, replace(READ, chain_id=None)),
         ({"chainId": 2**256 - 1}, replace(READ, chain_id=2**256 - 1)),
         ({"value": "7"}, replace(READ, coin=7)),
+        ({"chainId": "42161", "value": "10"}, replace(READ, coin=10)),
         ({"value": 0, "data": None, "input": calldata(DEPOSIT, 1)}, replace(READ, units=1)),
         ({"data": None}, replace(READ, address=None, units=None, is_transfer=False)),
         (
@@ -199,7 +200,11 @@ def test_longest_data_is_read() -> None:
         require_no_secret("." * 8_193, "address")
 
 
-@pytest.mark.parametrize("value", [transaction(), "{" + KEY, calldata(DEPOSIT, 1), "0x", "7"])
+@pytest.mark.parametrize(
+    "value",
+    [transaction(), "{" + KEY, calldata(DEPOSIT, 1), "0x", "7", "0x" + "ab" * 100,
+     "{" + "." * 8_189],
+)  # fmt: skip
 def test_what_is_read_later_is_let_through(value: Any) -> None:
     require_unsigned(value)
     require_unsigned(f" {value} " if isinstance(value, str) else value)
