@@ -44,6 +44,7 @@ class Runner:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run everything."""
         reached = self._reached(session.items)
+        print(flush=True)  # ends pytest's line of dots
         for mutant in self._mutants:
             tests = self._tests_of(mutant, reached)
             if not tests:

@@ -167,6 +167,13 @@ def test_order_waits_for_what_is_still_confirming() -> None:
     assert early.status is OrderStatus.DEPOSIT_CONFIRMED
 
 
+def test_order_is_decided_once_the_last_unconfirmed_is_gone() -> None:
+    order = confirmed(terms().min_deposit)
+    order = transition(order, ev.DepositSeen(key(2), 1, None, NOW), NOW).order
+    for now, status in ((NOW, OrderStatus.DEPOSIT_DETECTED), (LATE, OrderStatus.DEPOSIT_CONFIRMED)):
+        assert transition(order, ev.DepositRemoved(key(2)), now).order.status is status
+
+
 def test_deposit_that_never_confirms_ends_the_order() -> None:
     order = seen(terms().deposit_amount)
     waits = transition(order, ev.DeadlinePassed(), order.deadline_at or 0).order

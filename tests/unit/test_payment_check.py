@@ -319,6 +319,9 @@ def test_check_reads_monero_uris() -> None:
     [
         "monero:8deposit?tx_amount=0.8&tx_payment_id=0000",
         "monero:8deposit;8other?tx_amount=0.4;0.4",
+        "monero:8deposit;8other?tx_amount=0.4",
+        "monero:8deposit?tx_amount=",
+        f"ethereum:{TOKEN}@42161/transfer?address={DEPOSIT}&uint256=",
         "monero:8deposit?tx_amount=0.8&tx_amount=0.9",
         f"ethereum:{TOKEN}@42161/transfer?address={DEPOSIT}&uint256=1.5",
         f"ethereum:{TOKEN}@42161/transfer?address={DEPOSIT}&uint256=1e99&uint256=1",

@@ -21,7 +21,7 @@ from rpcsvc.domain.order import (
     TransferState,
 )
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.domain.refunds import plan_refunds, refund_extra, waiting_units
+from rpcsvc.domain.refunds import plan_refunds, refund, refund_extra, waiting_units
 from tests.unit.orders import NOW, key, terms
 
 S, T = OrderStatus, TransferState
@@ -41,7 +41,7 @@ def order_of(*deposits: Deposit, status: OrderStatus = S.EXPIRED, **changes: obj
 
 def refunds_of(order: Order) -> dict[str, int]:
     """The units that arrive, by recipient."""
-    return {refund.address: refund.units for refund in order.refunds}
+    return {each.address: each.units for each in order.refunds}
 
 
 def test_deposits_of_one_sender_share_a_transfer_and_its_fee() -> None:
@@ -149,7 +149,7 @@ def test_leftover_on_its_way_is_not_sent_again() -> None:
             transfers=(SETTLED, replace(going, state=state)),
         )  # fmt: skip
         order, _ = plan_refunds(order)
-        sent = {refund.address: refund.units for refund in order.refunds[1:]}
+        sent = {each.address: each.units for each in order.refunds[1:]}
         if state is T.CANCELLED:
             assert sent == {"bob": 40}
         elif state is T.FAILED:
@@ -165,6 +165,33 @@ def test_two_refunds_on_their_way_to_one_sender_count_both() -> None:
     order = swapped(40, deposit(1, 100), deposit(2, 40, "bob"), transfers=(SETTLED, *both))
     order, _ = plan_refunds(order)
     assert [(r.address, r.units) for r in order.refunds[2:]] == [("ann", 30)]
+
+
+def test_leftovers_of_all_senders_go_to_the_agreed_address() -> None:
+    order = swapped(80, deposit(1, 100), deposit(2, 50, "bob"))
+    order = replace(order, terms=replace(AGREED, refund_address="back here"))
+    order, _ = plan_refunds(order)
+    assert (refunds_of(order), order.leftover) == ({"back here": 70}, 0)
+
+
+def test_leftover_is_not_exceeded_by_what_others_got_too_much() -> None:
+    # Bob is being sent more than what is left of his deposits: others get what remains.
+    going = Transfer("ord_1/refund/1", TransferKind.REFUND, "arbitrum", USDC, "bob", 30, 10)
+    order = swapped(
+        90, deposit(1, 100), deposit(2, 50, "eve"), deposit(3, 10, "bob"),
+        transfers=(SETTLED, going),
+    )  # fmt: skip
+    order, _ = plan_refunds(order)
+    assert refunds_of(order) == {"bob": 30, "eve": 40, "ann": 30}
+    assert order.leftover == 0
+
+
+def test_refund_of_a_decision_is_carried_out() -> None:
+    agreed = replace(AGREED, refund_address="back here")
+    moved = refund(replace(order_of(deposit(1, 50)), terms=agreed), OrderReason.ABOVE_MAXIMUM)
+    assert moved.effects == (AdvanceTransfer("ord_1/refund/1"),)
+    assert moved.order.status is S.REFUNDING
+    assert moved.order.error_message == OrderReason.ABOVE_MAXIMUM.text
 
 
 def test_leftover_without_a_sender_waits_for_an_address() -> None:
