@@ -24,7 +24,7 @@ _ROOT: Final = Path(__file__).parents[2]
 _DOMAIN: Final = Path("rpcsvc", "domain")
 _ORDERS: Final = (
     "agreed_refunds", "deposit_rules", "exact_output", "failed_refunds", "order_steps",
-    "price_lock", "refund_shares", "stepping_back", "transition", "twap",
+    "price_lock", "refund_shares", "stepping_back", "transition", "twap", "twap_chunks",
 )  # fmt: skip
 # The modules of the domain, each with the unit tests that have to kill its mutants.
 _TESTS: Final = {

@@ -336,3 +336,91 @@ def test_money_that_goes_back_is_not_swapped_upstream() -> None:
     for status in (S.REFUNDING, S.REFUNDED, S.FAILED):
         moved = after(order, ev.UpstreamReported(status, Report(output=1)))
         assert moved.status is status
+
+
+# --- deposits that go ------------------------------------------------------------------------
+
+
+def removed(order: Order, n: int) -> Order:
+    return after(order, ev.DepositRemoved(key(n)))
+
+
+def with_extra(order: Order) -> Order:
+    """The same with a further deposit, confirmed after the decision, by nobody known."""
+    return after(order, ev.DepositSeen(key(2), 70, None, NOW), ev.DepositConfirmed(key(2)))
+
+
+def test_removal_cancels_only_the_payout_that_it_concerns() -> None:
+    agreed = replace(terms(), refund_fee=10)
+    order = with_extra(funded(agreed=agreed))
+    assert order.action_required == "refund_address"
+    without_extra = removed(order, 2)
+    assert transfer(without_extra, PAYOUT).state is T.PLANNED
+    assert (without_extra.action_required, without_extra.status) == (None, S.DEPOSIT_CONFIRMED)
+    without_payout = removed(order, 1)
+    assert transfer(without_payout, PAYOUT).state is T.CANCELLED
+    assert without_payout.status is S.DEPOSIT_DETECTED
+    assert without_payout.action_required is None
+    assert removed(funded(), 1).status is S.AWAITING_DEPOSIT
+
+
+def test_removal_of_an_extra_deposit_changes_no_signed_payout() -> None:
+    agreed = replace(terms(), refund_fee=10, refund_address="back here")
+    signed = after(with_extra(funded(agreed=agreed)), ev.TransferPrepared(PAYOUT, "tx", "raw"))
+    assert transfer(signed, REFUND).state is T.PLANNED
+    gone = removed(signed, 2)
+    assert transfer(gone, REFUND).state is T.CANCELLED
+    assert transfer(gone, PAYOUT) == transfer(signed, PAYOUT)
+    assert gone.error_message is None
+    lost = removed(signed, 1)
+    assert transfer(lost, PAYOUT) == transfer(signed, PAYOUT)
+    assert lost.error_message == OrderReason.DEPOSIT_LOST.text
+
+
+def test_leftover_is_withheld_once_its_deposits_are_gone() -> None:
+    agreed = replace(
+        terms(twap_plan=IN_CHUNKS), refund_address="back here", max_deposit=100 * XMR_UNIT
+    )
+    order = after(
+        open_order(agreed),
+        ev.DepositSeen(key(1), XMR_UNIT // 2, None, NOW),
+        ev.DepositSeen(key(2), XMR_UNIT // 2, None, NOW),
+        ev.DepositConfirmed(key(1)), ev.DepositConfirmed(key(2)),
+        ev.ChunkFilled(0, RATE), ev.FillingStopped(1),
+        ev.TransferPrepared(PAYOUT, "tx", "raw"), ev.TransferSettled(PAYOUT),
+    )  # fmt: skip
+    swapped = order.fills[0].units
+    assert transfer(order, REFUND).units + agreed.refund_fee == XMR_UNIT - swapped
+    half = removed(order, 2)
+    assert transfer(half, REFUND).state is T.CANCELLED
+    again = transfer(half, "ord_1/refund/2")
+    assert again.units + agreed.refund_fee == XMR_UNIT // 2 - swapped
+    none = removed(half, 1)
+    assert transfer(none, "ord_1/refund/2").state is T.CANCELLED
+    assert (none.leftover, len(none.refunds)) == (0, 2)
+    back = after(none, ev.DepositSeen(key(1), XMR_UNIT // 2, None, NOW))
+    assert back.leftover == XMR_UNIT // 2 - swapped
+    signed = after(order, ev.TransferPrepared(REFUND, "tx", "raw"))
+    kept = removed(signed, 2)
+    assert transfer(kept, REFUND).state is T.PREPARED
+    assert kept.leftover == 0
+
+
+def test_chunks_of_a_removed_deposit_are_undone() -> None:
+    order = after(filling(), ev.ChunkFilled(0, RATE))
+    gone = removed(order, 1)
+    assert (gone.status, gone.fills, gone.leftover) == (S.AWAITING_DEPOSIT, (), 0)
+    extra = with_extra(order)
+    kept = removed(extra, 2)
+    assert (kept.status, kept.fills) == (S.EXECUTING_SWAP, order.fills)
+    again = removed(extra, 1)
+    assert (again.status, again.fills) == (S.DEPOSIT_DETECTED, ())
+    planned = after(order, ev.FillingStopped(1))
+    undone = removed(planned, 1)
+    assert transfer(undone, PAYOUT).state is T.CANCELLED
+    assert (undone.status, undone.fills, undone.leftover) == (S.AWAITING_DEPOSIT, (), 0)
+    assert undone.error_message is None
+    back = after(
+        undone, ev.DepositSeen(key(1), XMR_UNIT, "sender", NOW), ev.DepositConfirmed(key(1))
+    )
+    assert (back.status, back.fills) == (S.EXECUTING_SWAP, ())

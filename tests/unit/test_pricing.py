@@ -114,7 +114,9 @@ def test_fees_of_all_need_more_than_any_deposit(spread: int, integrators: int) -
     least = (
         replace(price, spread_bps=spread - 1) if spread else replace(price, integrator_bps=9_999)
     )
-    assert least.output(X2U, least.deposit_for(X2U, 1)) >= 1
+    units = least.deposit_for(X2U, 1)
+    assert units <= MAX_UNITS
+    assert least.output(X2U, units) >= 1
 
 
 @given(prices, directions, st.dictionaries(rates, amounts, max_size=4))
@@ -122,7 +124,8 @@ def test_payout_at_several_rates_bears_the_fixed_fee_once(
     price: Price, direction: Direction, by_rate: dict[int, int]
 ) -> None:
     parts = [(price.at(rate), units) for rate, units in by_rate.items()]
-    assert all(part == replace(price, rate=part.rate) for part, _ in parts)
+    assert [part.rate for part, _ in parts] == list(by_rate)
+    assert all(replace(part, rate=price.rate) == price for part, _ in parts)
     exchanged = sum(part.exchanged(direction, units) for part, units in parts)
     integrators = sum(part.integrator_fee(direction, units) for part, units in parts)
     expected = max(0, exchanged - price.payout_fee - price.funding_fee), integrators
