@@ -7,12 +7,14 @@ are, which mutmut by itself leaves out.
 from __future__ import annotations
 import __future__
 
+import ast
 import importlib
+import inspect
 import textwrap
 from collections.abc import Iterator
 from difflib import ndiff
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
 import libcst as cst
@@ -135,6 +137,17 @@ def plant(mutant: RuleMutant) -> None:
     for each in vars(module).values():
         if hasattr(each, "cache_clear"):
             each.cache_clear()
+    if not mutant.owner:
+        _assign_again(module, mutant.function)
+
+
+def _assign_again(module: ModuleType, function: str) -> None:
+    """Run the assignments of the module that use the function, which ran with the module."""
+    for statement in ast.parse(inspect.getsource(module)).body:
+        names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and function in names:
+            assignment = ast.Module([statement], [])
+            exec(compile(assignment, module.__name__, "exec"), vars(module))
 
 
 def _bare(found: Any) -> FunctionType:

@@ -26,6 +26,7 @@ from rpcsvc.domain.addresses import (
     parse_monero_address,
     same_address,
     stagenet_subaddress,
+    subaddress_on,
 )
 from rpcsvc.errors import InvalidDestination
 
@@ -322,7 +323,7 @@ def test_refund_address_of_the_other_asset_mentions_no_payout() -> None:
     ):
         with pytest.raises(InvalidDestination, match="address is needed") as caught:
             parse()
-        assert "pays" not in caught.value.message
+        assert caught.value.message.endswith(" address is needed.")
 
 
 @pytest.mark.parametrize(("value", "kind"), NOT_STRINGS, ids=repr)
@@ -374,3 +375,41 @@ def test_network_pattern_accepts_its_own_addresses_only(
         assert bool(re.match(monero_pattern([other]), text)) == (other is network)
     assert re.match(monero_pattern(ALL), text)
     assert not re.match(monero_pattern([network]), text[:-1])
+
+
+BODY = "[1-9A-HJ-NP-Za-km-z]"
+
+
+@pytest.mark.parametrize(
+    ("networks", "pattern"),
+    [
+        (["mainnet"], f"^((4[1-9AB]|8[2-9A-C]){BODY}{{93}}|(4[B-HJ-M]){BODY}{{104}})$"),
+        (["stagenet"], f"^((5[1-9AB]|7[2-9AB]){BODY}{{93}}|(5[B-HJ-M]){BODY}{{104}})$"),
+        (["testnet"], f"^((9[s-z]|A[12]|B[YZa-h]){BODY}{{93}}|(A[2-9A-C]){BODY}{{104}})$"),
+        (
+            ["testnet", "mainnet"],
+            f"^((4[1-9AB]|8[2-9A-C]|9[s-z]|A[12]|B[YZa-h]){BODY}{{93}}"
+            f"|(4[B-HJ-M]|A[2-9A-C]){BODY}{{104}})$",
+        ),
+    ],
+)
+def test_pattern_is_written_in_ranges(networks: list[str], pattern: str) -> None:
+    assert monero_pattern([MoneroNetwork(name) for name in networks]) == pattern
+
+
+@given(st.binary(min_size=64, max_size=64).filter(any))
+def test_subaddress_has_the_same_keys_on_each_network(seed: bytes) -> None:
+    staged = stagenet_subaddress(seed)
+    for network in MoneroNetwork:
+        moved = subaddress_on(staged, network)
+        found = parse_monero_address(moved, networks=[network])
+        assert (found.network, found.kind) == (network, "subaddress")
+        assert decode(moved).spend_key() == decode(staged).spend_key()
+        assert decode(moved).view_key() == decode(staged).view_key()
+        assert subaddress_on(moved, MoneroNetwork.STAGENET) == staged
+
+
+def test_addresses_are_compared_by_their_kind() -> None:
+    assert same_address("0XAB", "0xab")
+    assert same_address("0xab", "0XAB")
+    assert not same_address("AB", "ab")

@@ -221,6 +221,11 @@ def test_unknown_chain_is_shown_short(chains: ChainRegistry) -> None:
         chains.resolve(2**64)
     with pytest.raises(UnsupportedChain, match=r"Did you mean arbitrum or arbitrum-one\?"):
         chains.resolve("ARBITRUM-")
+    with pytest.raises(UnsupportedChain, match=r"chain\. Send one of: arbitrum, "):
+        chains.resolve("zzz")
+    with pytest.raises(UnsupportedChain) as caught:
+        chains.resolve("arbitru")
+    assert len(caught.value.details["nearest"]) == 2  # type: ignore[index]
     with pytest.raises(UnsupportedChain, match="toChain is the USDC side"):
         chains.resolve(0, field="toChain")
 
@@ -247,6 +252,7 @@ test_usdc_contract = "{ARBITRUM_USDC}"
         test_usdc_contract=ARBITRUM_USDC,
     )  # fmt: skip
     assert load_chains(table).all() == (expected,)
+    assert load_chains(table + "safe_seconds = 1\n").all()[0].safe_seconds == 1
     more = 'deposit_confirmations = ["1:5"]\nsafe_seconds = 9\nfinalized_seconds = 10\n'
     assert load_chains(table + more).all() == (
         replace(expected, deposit_confirmations=("1:5",), safe_seconds=9, finalized_seconds=10),

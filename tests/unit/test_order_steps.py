@@ -258,6 +258,15 @@ def test_filling_that_stops_says_if_a_part_was_swapped() -> None:
             transition(order, event, NOW)
 
 
+def test_unsigned_payout_of_some_chunks_is_refunded_whole() -> None:
+    agreed = replace(terms(twap_plan=IN_CHUNKS), refund_address="back here")
+    order = after(funded(XMR_UNIT, agreed), ev.ChunkFilled(0, RATE), ev.FillingStopped(1))
+    assert order.leftover > 0
+    over = after(order, ev.DeadlinePassed(), now=order.deadline_at or 0)
+    assert over.leftover == 0
+    assert transfer(over, REFUND).units == XMR_UNIT - agreed.refund_fee
+
+
 def test_leftover_goes_back_once_the_payout_is_settled() -> None:
     agreed = replace(terms(twap_plan=IN_CHUNKS), refund_address="back here")
     order = after(
@@ -291,6 +300,16 @@ def test_lost_deposit_is_told_once_and_only_while_it_is_gone() -> None:
     assert lost.error_message == f"Something else. {text}"
     back = after(lost, ev.DepositSeen(key(1), AMOUNT, "sender", NOW))
     assert back.error_message == "Something else."
+
+
+def test_message_without_a_loss_is_kept_to_the_letter() -> None:
+    done = after(funded(), *[events_for(PAYOUT)[step] for step in (T.PREPARED, T.SETTLED)])
+    said = replace(done, error_message="Two  spaces.")
+    assert after(said, ev.DepositSeen(key(2), 5, None, NOW)).error_message == "Two  spaces."
+    text = OrderReason.DEPOSIT_LOST.text
+    for message in (f"{text} It rained.", f"{text} It rained. {text}"):
+        lost = after(replace(done, error_message=message), ev.DepositRemoved(key(1)))
+        assert lost.error_message == f"It rained. {text}"
 
 
 # --- orders that an upstream settles ---------------------------------------------------------
@@ -360,7 +379,7 @@ def test_removal_cancels_only_the_payout_that_it_concerns() -> None:
     without_payout = removed(order, 1)
     assert transfer(without_payout, PAYOUT).state is T.CANCELLED
     assert without_payout.status is S.DEPOSIT_DETECTED
-    assert without_payout.action_required is None
+    assert (without_payout.action_required, without_payout.leftover) == (None, 0)
     assert removed(funded(), 1).status is S.AWAITING_DEPOSIT
 
 

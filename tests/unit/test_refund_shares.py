@@ -141,6 +141,19 @@ def test_leftover_goes_with_a_further_deposit_of_its_sender() -> None:
     assert (order.leftover, leftover_in(order, "ord_1/refund/1")) == (0, 30)
 
 
+def test_leftover_of_a_cancelled_refund_is_due_again() -> None:
+    order = swapped(30, deposit(1, 100))
+    order, _ = plan_refunds(replace(order, deposits=(*order.deposits, deposit(2, 25))))
+    assert refunds_of(order) == {"ann": 45}
+    gone = transition(order, ev.DepositRemoved(key(2)), NOW).order
+    assert [(each.state, each.units) for each in gone.refunds] == [
+        (T.CANCELLED, 45), (T.PLANNED, 20),
+    ]  # fmt: skip
+    assert gone.leftover == 0
+    with pytest.raises(ImpossibleTransition, match="can't become removed"):
+        transition(gone, ev.DepositRemoved(key(2)), NOW)
+
+
 def test_leftover_on_its_way_is_not_sent_again() -> None:
     going = Transfer("ord_1/refund/1", TransferKind.REFUND, "arbitrum", USDC, "bob", 30, 10)
     for state in T:

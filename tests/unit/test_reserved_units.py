@@ -103,6 +103,32 @@ def test_transfer_is_reserved_until_it_is_over(state: TransferState) -> None:
     assert reservations_of(both) == {"monero": 9} | ({} if over else {"arbitrum": 9})
 
 
+def test_transfers_of_one_network_add_up_with_the_output() -> None:
+    here = replace(REFUND, network="arbitrum")
+    both = (here, replace(here, transfer_id="ord_1/refund/2"))
+    assert reservations_of(with_(transfers=both)) == {"arbitrum": OUTPUT + 18}
+    over = with_(status=S.EXPIRED, transfers=both)
+    assert reservations_of(over) == {"arbitrum": 18}
+
+
+def test_exact_order_reserves_its_amount() -> None:
+    agreed = replace(terms(), receive_amount=terms().expected_output - 500)
+    order = replace(FRESH, terms=agreed)
+    assert reservations_of(order) == {"arbitrum": OUTPUT - 500}
+    low = replace(SEEN, rate=FRESH.terms.price.rate // 2)
+    came = replace(with_(low, status=S.DEPOSIT_DETECTED), terms=agreed)
+    assert reservations_of(came)["arbitrum"] == OUTPUT - 500
+
+
+def test_deposit_of_just_the_amount_reserves_nothing_more() -> None:
+    agreed = terms(Direction.USDC_TO_XMR)
+    price, amount = agreed.price, agreed.deposit_amount
+    came = replace(SEEN, units=amount, rate=price.rate)
+    order = replace(open_order(agreed), deposits=(came,), status=S.DEPOSIT_DETECTED)
+    output = price.output(agreed.direction, amount) + price.payout_fee
+    assert reservations_of(order)["monero"] == output
+
+
 def test_output_is_reserved_while_a_payout_may_be_planned() -> None:
     for status in S:
         may = not status.is_terminal and status is not S.REFUNDING
@@ -136,6 +162,9 @@ def test_deposits_above_the_maximum_reserve_the_maximum() -> None:
     for units in (most, most + 1, 5 * most):
         order = with_(replace(SEEN, units=units), status=S.DEPOSIT_DETECTED)
         assert reservations_of(order) == {"arbitrum": output, "monero": units}
+    low = with_(replace(SEEN, units=most, rate=price.rate // 2), status=S.DEPOSIT_DETECTED)
+    output = price.at(price.rate // 2).output(Direction.XMR_TO_USDC, most) + price.payout_fee
+    assert reservations_of(low)["arbitrum"] == output
 
 
 def test_unfunded_part_ends_with_the_waiting_for_deposits() -> None:
@@ -236,6 +265,8 @@ def test_order_breaks_each_bound_by_a_unit() -> None:
     assert room(LIMITS, STRANGER, 1_000, full) == 0
     assert room(LIMITS, STRANGER, 1_000, Reserved(0, {ALL: 501}, 0)) == 0
     assert room(LIMITS, TOKEN, 1_000, Reserved(0, {}, 0)) == 300
+    nothing = excesses(LIMITS, TOKEN, 301, 1_000, Reserved(0, {}, 0))
+    assert nothing == [Excess(TOKEN, False, 300, 0, 301)]
 
 
 def held(client: str, units: int, until: int, network: str = "n") -> Reservation:

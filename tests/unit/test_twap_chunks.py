@@ -128,6 +128,10 @@ def test_order_is_filling_from_the_first_chunk_to_the_payout() -> None:
     assert [d.key for d in twap.counted(order)] == [key(1)]
     assert (twap.total_of(order), twap.is_filled(order)) == (XMR_UNIT, False)
     assert twap.is_cut(order, XMR_UNIT)
+    size = twap.chunks(order, XMR_UNIT)[0]
+    assert [twap.is_cut(order, units) for units in (size, 2 * size, 2 * size + 1)] == [
+        False, False, True,
+    ]  # fmt: skip
     for _ in twap.chunks(order, XMR_UNIT):
         assert twap.is_filling(order)
         order = filled(order, RATE, NOW)

@@ -243,7 +243,20 @@ def test_other_forms_of_the_standard_are_kept() -> None:
     assert secret_digest("whsec_x") == hashlib.sha256(b"whsec_x").hexdigest()
 
 
-@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_!", "whsec_" + "A" * 33, "A" * 40])
+@pytest.mark.parametrize("size", [23, 24, 64, 65])
+def test_bounds_of_a_secret_are_exact(size: int) -> None:
+    secret = "whsec_" + base64.b64encode(bytes(size)).decode()
+    if size in (24, 64):
+        assert read_secret(secret, name="secret") == secret
+        return
+    with pytest.raises(InvalidInput):
+        read_secret(secret, name="secret")
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["", "whsec_", "whsec_!", "whsec_" + "A" * 33, "A" * 40, "whsec_" + "A" * 40 + "!!!!"],
+)
 def test_text_that_is_no_secret_is_refused_by_its_name(secret: str) -> None:
     with pytest.raises(InvalidInput, match=r"^webhook\.secret must be whsec_ and") as caught:
         read_secret(secret, name="webhook.secret")
@@ -267,7 +280,8 @@ def test_url_of_the_longest_length_is_taken() -> None:
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        ("", "is not a URL"), ("https://agent.example:0/", "is not a URL"),
+        ("", "is not a URL"), ("https:///path", "is not a URL"),
+        ("https://agent.example:0/", "is not a URL"),
         ("https://./", "is not a URL"), ("https://a.example\\b/", "is not a URL"),
         ("https://@agent.example/", "no user name"), ("https://agent.example/#x", "no user name"),
         ("http://agent.example/", "must begin with https"),
