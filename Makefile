@@ -86,8 +86,8 @@ mutants: install ## plant faults that could lose money, one at a time: NAMES= so
 mutation: $(MUTATION) ## mutate the domain's rules, and fail when more mutants survive than before: MODULES= some, BASE= a commit, JOBS=1
 	$(BIN)/python -m tests.mutation $(MODULES) $(if $(BASE),--base $(BASE)) --jobs $(or $(JOBS),1)
 
-fuzz: $(FUZZ) ## feed readers of strangers' bytes under coverage: TARGETS= some, SECONDS=60 each
-	$(BIN)/python -m tests.fuzz $(TARGETS) --seconds $(or $(SECONDS),60)
+fuzz: $(FUZZ) ## feed readers of strangers' bytes under coverage: TARGETS= some, SECONDS=25 each
+	$(BIN)/python -m tests.fuzz $(TARGETS) --seconds $(or $(SECONDS),25)
 
 cluster: install ## three replicas on PostgreSQL behind HAProxy: the demo over it, before and after a kill -9
 	tools/cluster/install

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
+from rpcsvc.domain import machine
 from rpcsvc.domain.events import AdvanceTransfer, FillChunk, ImpossibleTransition, order_of
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import (
@@ -130,6 +131,13 @@ def test_order_follows_its_payout() -> None:
     assert failed.error_message == OrderReason.PAYOUT_FAILED.text
     assert failed.deposits[0].transfer_id is None
     assert order_of(PAYOUT) == "ord_1"
+
+
+@pytest.mark.parametrize("status", [S.AWAITING_DEPOSIT, S.DEPOSIT_DETECTED])
+def test_signed_refund_of_an_undecided_order_decides_nothing(status: OrderStatus) -> None:
+    rules = machine.TRANSITIONS[status]
+    for event in (ev.TransferPublished, ev.TransferUnknown, ev.TransferSettled):
+        assert rules[event].targets == (status,)
 
 
 def test_every_event_is_a_version() -> None:
@@ -419,6 +427,8 @@ def test_leftover_is_withheld_once_its_deposits_are_gone() -> None:
     assert (none.leftover, len(none.refunds)) == (0, 2)
     back = after(none, ev.DepositSeen(key(1), XMR_UNIT // 2, None, NOW))
     assert back.leftover == XMR_UNIT // 2 - swapped
+    other = after(order, ev.DepositSeen(key(3), 5, None, NOW))
+    assert removed(other, 3).transfers == order.transfers
     signed = after(order, ev.TransferPrepared(REFUND, "tx", "raw"))
     kept = removed(signed, 2)
     assert transfer(kept, REFUND).state is T.PREPARED
