@@ -61,6 +61,9 @@ def main() -> int:
     parser.add_argument("--base", help="take the modules that changed since this commit")
     parser.add_argument("--jobs", type=int, default=1, help="mutants that run at once")
     given = parser.parse_args()
+    known = {path.stem for path in (_ROOT / _DOMAIN).glob("[a-z]*.py")}
+    if known != set(_TESTS):
+        parser.error(f"_TESTS has to list {', '.join(sorted(known ^ set(_TESTS)))}, or not to")
     modules = given.modules or (_changed_since(given.base) if given.base else list(_TESTS))
     if unknown := set(modules) - set(_TESTS):
         parser.error(f"there is no module {', '.join(sorted(unknown))}")
@@ -68,12 +71,16 @@ def main() -> int:
         print("no module of the domain has changed")
         return 0
     allowed = tomllib.loads((Path(__file__).parent / "survivors.toml").read_text("utf-8"))
-    mutants = [
+    made = [
         mutant
         for name in modules
         for mutant in mutants_of(_ROOT / _DOMAIN / f"{name}.py", f"rpcsvc.domain.{name}")
-        if not any(_is_listed(mutant, each) for each in allowed["equivalent"])
     ]
+    listed = [each for each in allowed["equivalent"] if each["place"].split(".")[0] in modules]
+    for each in listed:
+        if not any(_is_listed(mutant, each) for mutant in made):
+            parser.error(f"no mutant of {each['place']} has {each['new']}: mend survivors.toml")
+    mutants = [mutant for mutant in made if not any(_is_listed(mutant, each) for each in listed)]
     runner = Runner(mutants, given.jobs, _tell)
     files = sorted({f"tests/unit/test_{test}.py" for name in modules for test in _TESTS[name]})
     options = ["-q", "--hypothesis-profile=mutants", "-p", "no:xdist", "-p", "no:cacheprovider"]

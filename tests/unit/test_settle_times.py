@@ -91,6 +91,7 @@ def test_percentiles_are_those_of_the_sorted_times() -> None:
     assert observed_time({**counts, 20: 1}) == ObservedTime(BOUNDS[10], BOUNDS[19], 21)
     hundred = dict.fromkeys(range(50), 2)
     assert observed_time(hundred) == ObservedTime(BOUNDS[24], BOUNDS[47], 100)
+    assert observed_time({0: 945, 1: 55}) == ObservedTime(BOUNDS[0], BOUNDS[1], 1_000)
     with pytest.raises(ValueError, match="empty histogram"):
         settle_times._percentile({}, 50)
 
