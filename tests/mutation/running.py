@@ -90,7 +90,7 @@ class Runner:
         if not found or mutant.line == mutant.lines.start:
             found = set().union(*(lines.get(line, ()) for line in mutant.lines))
         if not found:  # it ran when its module was imported
-            found = set().union(*lines.values())
+            found = set(self._took)
         fastest = sorted(found, key=lambda item: (self._took[item], item.nodeid))
         spent = accumulate(self._took[item] for item in fastest)
         return [
