@@ -7,11 +7,12 @@ STAMP := $(VENV)/.installed
 LIGHT := $(VENV)/.installed-light
 BENCH := $(VENV)/.installed-bench
 FUZZ := $(VENV)/.installed-fuzz
+MUTATION := $(VENV)/.installed-mutation
 PINS = $(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
 .PHONY: help install run demo test check bench profile generate lock crash regtest regtest-demo regtest-soak browser screenshots
-.PHONY: cluster simulate mutants fuzz container spectral alerts conformance clients clean
+.PHONY: cluster simulate mutants mutation fuzz container spectral alerts conformance clients clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,6 +33,11 @@ $(LIGHT): pyproject.toml | $(BIN)/python
 # The libraries that the benchmark compares with, needed by nothing else.
 $(BENCH): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	@touch $@
+
+# Operators for `make mutation`, needed by nothing else.
+$(MUTATION): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[mutation]'
 	@touch $@
 
 # Coverage for `make fuzz`, needed by nothing else.
@@ -77,8 +83,11 @@ simulate: install ## run whole services under random seeds: ENGINE=onchain or sa
 mutants: install ## plant faults that could lose money, one at a time: NAMES= some, SUITE=simulation or test, SECONDS=60 each, JOBS= universes at once
 	$(BIN)/python -m tests.mutants $(NAMES) --suite $(or $(SUITE),simulation) --seconds $(or $(SECONDS),60) $(if $(JOBS),--jobs $(JOBS))
 
-fuzz: $(FUZZ) ## feed readers of strangers' bytes under coverage: TARGETS= some, SECONDS=60 each
-	$(BIN)/python -m tests.fuzz $(TARGETS) --seconds $(or $(SECONDS),60)
+mutation: $(MUTATION) ## mutate the domain's rules, and fail when more mutants survive than before: MODULES= some, BASE= a commit, JOBS=1
+	$(BIN)/python -m tests.mutation $(MODULES) $(if $(BASE),--base $(BASE)) --jobs $(or $(JOBS),1)
+
+fuzz: $(FUZZ) ## feed readers of strangers' bytes under coverage: TARGETS= some, SECONDS=25 each
+	$(BIN)/python -m tests.fuzz $(TARGETS) --seconds $(or $(SECONDS),25)
 
 cluster: install ## three replicas on PostgreSQL behind HAProxy: the demo over it, before and after a kill -9
 	tools/cluster/install

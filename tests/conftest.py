@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
 from rpcsvc import settings_onchain
@@ -33,6 +33,10 @@ settings.register_profile(
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
+)
+# Mutation testing asks whether an example fails, and not for the smallest.
+settings.register_profile(
+    "mutants", settings.get_profile("repeatable"), phases=(Phase.explicit, Phase.generate)
 )
 settings.load_profile("repeatable")
 

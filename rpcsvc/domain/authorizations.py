@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from rpcsvc.domain.addresses import ZERO_ADDRESS, evm_checksum, same_address
+from rpcsvc.domain.addresses import evm_checksum, same_address
 from rpcsvc.domain.usdc import (
     Authorization,
     Domain,
@@ -174,5 +174,4 @@ def signer_of(domain: Domain, signed: SignedAuthorization) -> str | None:
         )
     except ValueError:
         return None
-    owner = evm_checksum("0x" + keccak256(key.format(compressed=False)[1:])[-20:].hex())
-    return None if owner == ZERO_ADDRESS else owner
+    return evm_checksum("0x" + keccak256(key.format(compressed=False)[1:])[-20:].hex())

@@ -110,8 +110,7 @@ def settled(order: Order, event: ev.TransferSettled, _now: int) -> Transition:
     final = replace(transfer, state=TransferState.SETTLED, reason=None, receipt=event.receipt)
     order = put(order, final)
     if transfer.kind is TransferKind.PAYOUT:
-        order = replace(order, status=OrderStatus.COMPLETED)
-        return refund_extra(order) if order.leftover else Transition(order)
+        return refund_extra(replace(order, status=OrderStatus.COMPLETED))
     return Transition(finish_refunding(order))
 
 
@@ -220,7 +219,7 @@ def removed_in_executing(order: Order, event: ev.DepositRemoved, now: int) -> Tr
     order = remove_deposit(order, event)
     if spent_on != payout_id:
         return refund_extra(order)
-    order = cancel_planned(order if payout else release(order, payout_id))
+    order = cancel_planned(release(order, payout_id))
     return decide(replace(order, fills=(), leftover=0, error_message=None), now)
 
 
@@ -352,7 +351,7 @@ def _with_loss(order: Order) -> Order:
 
 
 def _reported(order: Order, event: ev.UpstreamReported, _now: int) -> Transition:
-    if event.status not in _MAY_BECOME.get(order.status, ()):
+    if event.status not in _MAY_BECOME[order.status]:
         raise ImpossibleTransition(f"{event.status} can't follow {order.status}")
     if event.status is order.status and event.report == order.report:
         raise ImpossibleTransition(f"{event.status} says nothing new")
@@ -391,7 +390,7 @@ def _relayed_rules(status: OrderStatus) -> dict[type, Rule]:
     if status.is_terminal:
         return {}
     return {
-        ev.UpstreamReported: Rule(_reported, tuple(_MAY_BECOME.get(status, ()))),
+        ev.UpstreamReported: Rule(_reported, tuple(_MAY_BECOME[status])),
         ev.DeadlinePassed: Rule(look_again, (status,)),
     }
 

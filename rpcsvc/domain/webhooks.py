@@ -321,10 +321,10 @@ def judge(attempt: DeliveryAttempt, before: Standing, now: int) -> DeliveryVerdi
     failures = before.failures + 1
     since = now if before.failing_since is None else min(now, before.failing_since)
     if attempt.status == GONE:
-        return DeliveryVerdict("dead", Standing(failures, since, 0, is_ended=True))
+        return DeliveryVerdict("dead", Standing(failures, since, is_ended=True))
     end = since + DAY_MS
     if now >= end:
-        return DeliveryVerdict("dead", Standing(failures, since, 0))
+        return DeliveryVerdict("dead", Standing(failures, since))
     due = min(end, now + FIRST_PAUSE_MS * 2 ** min(failures - 1, 20))
     asked = min(DAY_MS, attempt.retry_after_ms or 0)
     return DeliveryVerdict("pending", Standing(failures, since, max(due, now + asked)))

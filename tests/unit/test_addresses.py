@@ -26,6 +26,7 @@ from rpcsvc.domain.addresses import (
     parse_monero_address,
     same_address,
     stagenet_subaddress,
+    subaddress_on,
 )
 from rpcsvc.errors import InvalidDestination
 
@@ -248,11 +249,12 @@ def test_bad_monero_address_gets_what_is_wrong(text: str, expected: str) -> None
         ("0X" + EIP55[0][2:], "write the x in lower case"),
         (EIP55[0][:-1], "has 41 characters: send 42"),
         (EIP55[0] + "\n", "spaces around"),
+        (EIP55[0][:2] + "g" + EIP55[0][3:], "position 3 that is not a hex digit"),
         (EIP55[0][:9] + "g" + EIP55[0][10:], "position 10 that is not a hex digit"),
         (EIP55[0][:9] + "\uff11" + EIP55[0][10:], "position 10 that is not a hex digit"),
         (EIP55[0][:4] + EIP55[0][4].swapcase() + EIP55[0][5:], "EIP-55 .* is character 5"),
         ("0x" + "0" * 40, "zero address"),
-        ("", "does not start with 0x"),
+        ("", r"send 0x and 40 hex digits\.$"),
     ],
 )
 def test_bad_evm_address_gets_what_is_wrong(text: str, expected: str) -> None:
@@ -266,6 +268,43 @@ def test_a_forbidden_address_is_refused_in_every_spelling(spell: Callable[[str],
     with pytest.raises(InvalidDestination, match="token contract"):
         parse_evm_address(spell(EIP55[0]), forbidden=forbidden)
     assert parse_evm_address(spell(EIP55[1]), forbidden=forbidden) == EIP55[1]
+
+
+def test_case_of_the_first_digit_is_checked() -> None:
+    address = "0xD1220A0cf47c7B9Be7A2E6BA89F429762e7b9aDb"
+    with pytest.raises(InvalidDestination, match="is character 3"):
+        parse_evm_address("0xd" + address[3:])
+    lower_but_first = "0xA" + "b" * 39
+    with pytest.raises(InvalidDestination, match="EIP-55"):
+        parse_evm_address(lower_but_first)
+
+
+def test_refusal_names_the_field() -> None:
+    for value in (7, "x", STANDARD[:-1], EIP55[0][:-1]):
+        for parse in (
+            lambda v: parse_evm_address(v, field="refundAddress"),
+            lambda v: parse_monero_address(v, field="refundAddress", networks=ALL),
+        ):
+            with pytest.raises(InvalidDestination, match=r"^refundAddress ") as caught:
+                parse(value)
+            assert caught.value.field == "refundAddress"
+    for parse in (parse_evm_address, lambda v: parse_monero_address(v, networks=ALL)):
+        with pytest.raises(InvalidDestination) as caught:
+            parse("x")
+        assert caught.value.field == "to"
+
+
+def test_evm_address_in_capitals_is_no_monero_address() -> None:
+    with pytest.raises(InvalidDestination, match="is an EVM address"):
+        parse_monero_address("0X" + EIP55[0][2:], networks=ALL)
+
+
+def test_received_of_128_characters_is_given_back_whole() -> None:
+    for size, whole in ((128, True), (129, False)):
+        text = "0x" + "q" * (size - 2)
+        with pytest.raises(InvalidDestination) as caught:
+            parse_evm_address(text)
+        assert caught.value.received == (text if whole else text[:125] + "...")
 
 
 def test_address_of_the_other_side_gets_the_direction() -> None:
@@ -284,7 +323,7 @@ def test_refund_address_of_the_other_asset_mentions_no_payout() -> None:
     ):
         with pytest.raises(InvalidDestination, match="address is needed") as caught:
             parse()
-        assert "pays" not in caught.value.message
+        assert caught.value.message.endswith(" address is needed.")
 
 
 @pytest.mark.parametrize(("value", "kind"), NOT_STRINGS, ids=repr)
@@ -336,3 +375,41 @@ def test_network_pattern_accepts_its_own_addresses_only(
         assert bool(re.match(monero_pattern([other]), text)) == (other is network)
     assert re.match(monero_pattern(ALL), text)
     assert not re.match(monero_pattern([network]), text[:-1])
+
+
+BODY = "[1-9A-HJ-NP-Za-km-z]"
+
+
+@pytest.mark.parametrize(
+    ("networks", "pattern"),
+    [
+        (["mainnet"], f"^((4[1-9AB]|8[2-9A-C]){BODY}{{93}}|(4[B-HJ-M]){BODY}{{104}})$"),
+        (["stagenet"], f"^((5[1-9AB]|7[2-9AB]){BODY}{{93}}|(5[B-HJ-M]){BODY}{{104}})$"),
+        (["testnet"], f"^((9[s-z]|A[12]|B[YZa-h]){BODY}{{93}}|(A[2-9A-C]){BODY}{{104}})$"),
+        (
+            ["testnet", "mainnet"],
+            f"^((4[1-9AB]|8[2-9A-C]|9[s-z]|A[12]|B[YZa-h]){BODY}{{93}}"
+            f"|(4[B-HJ-M]|A[2-9A-C]){BODY}{{104}})$",
+        ),
+    ],
+)
+def test_pattern_is_written_in_ranges(networks: list[str], pattern: str) -> None:
+    assert monero_pattern([MoneroNetwork(name) for name in networks]) == pattern
+
+
+@given(st.binary(min_size=64, max_size=64).filter(any))
+def test_subaddress_has_the_same_keys_on_each_network(seed: bytes) -> None:
+    staged = stagenet_subaddress(seed)
+    for network in MoneroNetwork:
+        moved = subaddress_on(staged, network)
+        found = parse_monero_address(moved, networks=[network])
+        assert (found.network, found.kind) == (network, "subaddress")
+        assert decode(moved).spend_key() == decode(staged).spend_key()
+        assert decode(moved).view_key() == decode(staged).view_key()
+        assert subaddress_on(moved, MoneroNetwork.STAGENET) == staged
+
+
+def test_addresses_are_compared_by_their_kind() -> None:
+    assert same_address("0XAB", "0xab")
+    assert same_address("0xab", "0XAB")
+    assert not same_address("AB", "ab")

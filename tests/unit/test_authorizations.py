@@ -19,6 +19,7 @@ from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.authorizations import (
     LEAST_SECONDS,
     MOST_SECONDS,
+    AuthorizationRefused,
     Due,
     Reason,
     SignedAuthorization,
@@ -153,6 +154,32 @@ def test_broken_wrapper_is_nobodys_signature(content: bytes) -> None:
     wrapped = SignedAuthorization(GOOD, content + WRAPPED)
     assert wrapped.is_wrapped
     assert signer_of(DOMAIN, wrapped) != PAYER.address
+
+
+def test_half_of_the_curve_order_is_the_largest_s() -> None:
+    r, half = signed(GOOD)[:32], CURVE_ORDER // 2
+    for s, is_taken in ((half, True), (half + 1, False)):
+        found = signer_of(DOMAIN, SignedAuthorization(GOOD, r + s.to_bytes(32, "big") + b"\x1b"))
+        assert (found is not None) is is_taken
+
+
+@pytest.mark.parametrize(
+    "signature", [b"", signed(GOOD)[:64] + b"\2", signed(GOOD) + b"\x1b", signed(GOOD)[1:-1]]
+)
+def test_signature_of_another_form_is_none_of_a_key(signature: bytes) -> None:
+    assert SignedAuthorization(GOOD, signature).vrs is None
+
+
+def test_refused_authorization_says_why() -> None:
+    found = refusal(SignedAuthorization(replace(GOOD, units=1), b""), DUE, NOW)
+    assert found is not None
+    refused = AuthorizationRefused(found)
+    assert (refused.refusal, str(refused)) == (found, found.message)
+
+
+def test_broken_wrapper_holds_nothing() -> None:
+    assert SignedAuthorization(GOOD, b"x" + WRAPPED).bare == b""
+    assert SignedAuthorization(GOOD, b"x").bare == b"x"
 
 
 # --- acceptable payments ---------------------------------------------------------------------

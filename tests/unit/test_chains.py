@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from rpcsvc.domain.chains import ChainRegistry, load_chains
+from rpcsvc.domain.chains import Chain, ChainRegistry, load_chains, network_of
+from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.errors import InputError, InvalidInput, UnsupportedChain
 from tests.unit.chain_tables import TOML
 
@@ -179,3 +181,100 @@ def test_what_no_caller_could_use_or_nobody_owns_is_refused(
     assert before in TOML
     with pytest.raises(ValueError, match=complaint):
         load_chains(TOML.replace(before, after, 1))
+
+
+def test_chain_is_found_by_its_number_alone(chains: ChainRegistry) -> None:
+    arbitrum = chains.resolve("arbitrum")
+    assert chains.by_id(42161) is arbitrum
+    assert chains.by_id(2) is None
+    assert arbitrum.usdc_contract.lower() in chains.token_contracts
+    assert arbitrum.test_usdc_contract.lower() in chains.token_contracts
+    assert len(chains.token_contracts) == 2 * len(chains.all())
+
+
+def test_asset_moves_on_its_own_network(chains: ChainRegistry) -> None:
+    base = chains.resolve("base")
+    assert network_of(XMR, base) == "monero"
+    assert network_of(USDC, base) == "base"
+
+
+@pytest.mark.parametrize("value", [True, 1.0, None])
+def test_refusal_of_another_type_shows_what_came(chains: ChainRegistry, value: object) -> None:
+    for field in ("chain", "toChain"):
+        with pytest.raises(InvalidInput, match=f"^{field} must be a chain name") as caught:
+            chains.resolve(value, field=field)
+        assert (caught.value.field, caught.value.received) == (field, value)
+    with pytest.raises(InvalidInput) as caught:
+        chains.resolve(value)
+    assert caught.value.field == "chain"
+
+
+def test_unknown_chain_is_shown_short(chains: ChainRegistry) -> None:
+    with pytest.raises(UnsupportedChain, match=f"^'{'z' * 40}' is not") as caught:
+        chains.resolve("z" * 41)
+    error = caught.value
+    assert (error.field, error.received, error.details) == ("chain", "z" * 41, None)
+    assert "Did you mean" not in error.message
+    with pytest.raises(UnsupportedChain, match=f"^'{2**64 - 1}' is not"):
+        chains.resolve(2**64 - 1)
+    with pytest.raises(UnsupportedChain, match=r"^'a number of more than 64 bits' is not"):
+        chains.resolve(2**64)
+    with pytest.raises(UnsupportedChain, match=r"Did you mean arbitrum or arbitrum-one\?"):
+        chains.resolve("ARBITRUM-")
+    with pytest.raises(UnsupportedChain, match=r"chain\. Send one of: arbitrum, "):
+        chains.resolve("zzz")
+    with pytest.raises(UnsupportedChain) as caught:
+        chains.resolve("arbitru")
+    assert len(caught.value.details["nearest"]) == 2  # type: ignore[index]
+    with pytest.raises(UnsupportedChain, match="toChain is the USDC side"):
+        chains.resolve(0, field="toChain")
+
+
+def test_chain_is_read_with_all_its_keys() -> None:
+    table = f'''
+[chains.moon]
+display_name = "Moon"
+chain_id = 7
+aliases = ["luna", "Lu na"]
+native_token = "MOO"
+usdc_contract = "{ARBITRUM_USDC}"
+min_swap_usd = 3
+confirmations = 4
+block_time_ms = 5
+test_network = "moon-test"
+test_chain_id = 8
+test_usdc_contract = "{ARBITRUM_USDC}"
+'''
+    expected = Chain(
+        name="moon", display_name="Moon", chain_id=7, aliases=("luna", "Lu na"),
+        native_token="MOO", usdc_contract=ARBITRUM_USDC, min_swap_usd=3, confirmations=4,
+        block_time_ms=5, test_network="moon-test", test_chain_id=8,
+        test_usdc_contract=ARBITRUM_USDC,
+    )  # fmt: skip
+    assert load_chains(table).all() == (expected,)
+    assert load_chains(table + "safe_seconds = 1\n").all()[0].safe_seconds == 1
+    more = 'deposit_confirmations = ["1:5"]\nsafe_seconds = 9\nfinalized_seconds = 10\n'
+    assert load_chains(table + more).all() == (
+        replace(expected, deposit_confirmations=("1:5",), safe_seconds=9, finalized_seconds=10),
+    )
+    for key, bad, wanted in (
+        ("safe_seconds", "0", "a whole number above 0, not 0"),
+        ("safe_seconds", '"9"', "a whole number above 0, not '9'"),
+        ("deposit_confirmations", "[1]", r"a list of strings, not \[1\]"),
+        ("deposit_confirmations", '"1"', "a list of strings, not '1'"),
+    ):
+        with pytest.raises(ValueError, match=rf"^chains\.moon\.{key} must be {wanted}$"):
+            load_chains(f"{table}{key} = {bad}\n")
+    with pytest.raises(ValueError, match=r"display_name must be a string that is not empty"):
+        load_chains(table.replace('"Moon"', '""'))
+    with pytest.raises(ValueError, match=r"^chains\.moon\.chain_id is missing"):
+        load_chains(table.replace("chain_id = 7\n", "colour = 1\n"))
+    second = table.replace("moon", "mars").replace("= 7", "= 9").replace("= 8", "= 7")
+    with pytest.raises(ValueError, match=r"^chains moon and mars both claim 'luna'$"):
+        load_chains(table + second)
+
+
+@pytest.mark.parametrize("text", ["", "x = 1", "[chains]", "chains = 1", "[chain.a]\nb = 1"])
+def test_file_without_chains_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="nothing else"):
+        load_chains(text)

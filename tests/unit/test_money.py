@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +15,16 @@ from rpcsvc.domain.money import (
     XMR,
     Asset,
     Money,
+    as_decimal,
+    as_units,
+    decimal_pattern,
     format_units,
     mul_div_ceil,
     mul_div_floor,
     parse_amount,
+    parse_any_amount,
+    reported_limits,
+    require_storable,
 )
 from rpcsvc.errors import AmountAboveMaximum, InputError, InvalidInput
 
@@ -27,6 +35,40 @@ amounts = st.integers(min_value=1, max_value=MAX_UNITS)
 @given(amounts, assets)
 def test_every_amount_survives_the_way_to_text_and_back(units: int, asset: Asset) -> None:
     assert parse_amount(format_units(units, asset), asset) == Money(units, asset)
+
+
+@given(amounts, assets)
+def test_units_and_decimals_are_two_spellings(units: int, asset: Asset) -> None:
+    text = format_units(units, asset)
+    assert as_units(text, asset) == str(units)
+    assert as_decimal(str(units), asset) == text
+    assert as_decimal(text + "x", asset) == text + "x"
+
+
+@given(amounts, amounts, assets)
+def test_sums_and_differences_keep_the_asset(a: int, b: int, asset: Asset) -> None:
+    assert Money(a, asset) + Money(b, asset) == Money(a + b, asset)
+    assert Money(a, asset) - Money(b, asset) == Money(a - b, asset)
+    assert (Money(a, asset) < Money(b, asset)) is (a < b)
+    assert (Money(a, asset) <= Money(b, asset)) is (a <= b)
+
+
+def test_limits_of_a_refusal_are_rewritten_by_their_asset() -> None:
+    details = {
+        "asset": "XMR", "minimum": "1", "maxNow": None, "receiveAsset": "USDC",
+        "receiveMaximum": "2", "reason": "3",
+    }  # fmt: skip
+    written = reported_limits(details, lambda text, asset: f"{text} {asset.symbol}")
+    assert written == {**details, "minimum": "1 XMR", "receiveMaximum": "2 USDC"}
+
+
+def test_pattern_bounds_digits_and_decimals() -> None:
+    pattern = re.compile(decimal_pattern(3, 2))
+    assert all(map(pattern.fullmatch, ("0", "0.1", "999.99", "1.0")))
+    assert not any(map(pattern.fullmatch, ("1000", "0.999", "01", "1.", ".5", "-1")))
+    unbounded = re.compile(decimal_pattern())
+    assert unbounded.fullmatch(f"{10**50}.{10**50}")
+    assert not unbounded.fullmatch("1.")
 
 
 @given(st.text(max_size=60), assets)
@@ -53,8 +95,42 @@ def test_amounts_beyond_2_to_the_53_are_exact() -> None:
 
 def test_an_amount_beyond_what_the_store_holds_is_refused() -> None:
     assert parse_amount("9223372.036854775807", XMR).units == MAX_UNITS
-    with pytest.raises(AmountAboveMaximum):
+    with pytest.raises(AmountAboveMaximum) as caught:
         parse_amount("9223372.036854775808", XMR)
+    assert (caught.value.field, caught.value.received) == ("amount", "9223372.036854775808")
+    assert caught.value.details == {"maximum": "9223372.036854775807", "asset": "XMR"}
+    with pytest.raises(AmountAboveMaximum) as caught:
+        require_storable(Money(MAX_UNITS + 1, USDC))
+    assert caught.value.field == "amount"
+
+
+def test_refusal_names_the_field_that_the_caller_sent() -> None:
+    for text in ("x", 1, "9223372.036854775808"):
+        with pytest.raises(InputError) as caught:
+            parse_amount(text, XMR, field="receiveAmount")
+        assert caught.value.field == "receiveAmount"
+        assert caught.value.received == text
+    with pytest.raises(InputError) as caught:
+        parse_any_amount("x", XMR)
+    assert caught.value.field == "amount"
+
+
+def test_longest_amount_is_read_and_shown_whole() -> None:
+    longest = "0" * 40
+    with pytest.raises(InvalidInput, match=f'"{longest}" has a leading zero'):
+        parse_amount(longest, XMR)
+    assert parse_amount("1." + "0" * 12, XMR) == Money(10**12, XMR)
+    with pytest.raises(InvalidInput, match=r'"9{48}" is too long'):
+        parse_amount("9" * 48, XMR)
+    with pytest.raises(InvalidInput, match=r'"9{45}\.\.\." is too long'):
+        parse_amount("9" * 49, XMR)
+
+
+def test_largest_number_gets_the_string_to_send() -> None:
+    with pytest.raises(InvalidInput, match=f'"{MAX_UNITS}"'):
+        parse_amount(MAX_UNITS, XMR)
+    with pytest.raises(InvalidInput, match="must be a string: a JSON number"):
+        parse_amount(MAX_UNITS + 1, XMR)
 
 
 @pytest.mark.parametrize("value", [0.8, 1, True, None, [], {}])

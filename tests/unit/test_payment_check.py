@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from rpcsvc.domain.payment_check import (
     read_transaction,
     read_uri,
     require_no_secret,
+    require_unsigned,
 )
 from rpcsvc.errors import InvalidInput
 
@@ -34,6 +36,8 @@ DUE = ExpectedPayment(
 XMR_DUE = ExpectedPayment(
     "8deposit", 800_000_000_000, XMR, 0, None, is_payable=True, closes_at=NOW + 3_600_000
 )
+# A private key, as text.
+KEY = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"
 
 addresses = st.binary(min_size=20, max_size=20).map(lambda raw: "0x" + raw.hex())
 units = st.integers(min_value=0, max_value=2**256 - 1)
@@ -65,6 +69,176 @@ def problems(payment: ProposedPayment, due: ExpectedPayment = DUE, now: int = NO
 )
 def test_check_accepts_the_due_payment(payment: ProposedPayment) -> None:
     assert problems(payment) == set()
+
+
+READ = ProposedPayment(DEPOSIT.lower(), DUE.units, USDC, 42161, TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("changes", "read"),
+    [
+        ({}, READ),
+        ({"chainId": None}, replace(READ, chain_id=None)),
+        ({"chainId": 2**256 - 1}, replace(READ, chain_id=2**256 - 1)),
+        ({"value": "7"}, replace(READ, coin=7)),
+        ({"chainId": "42161", "value": "10"}, replace(READ, coin=10)),
+        ({"value": 0, "data": None, "input": calldata(DEPOSIT, 1)}, replace(READ, units=1)),
+        ({"data": None}, replace(READ, address=None, units=None, is_transfer=False)),
+        (
+            {"data": "0x01", "value": "0x9"},
+            replace(READ, address=None, units=None, is_transfer=False, coin=9),
+        ),
+        (
+            {"data": calldata(DEPOSIT, 1, "a9059cbb").upper().replace("X", "x")},
+            replace(READ, units=1),
+        ),
+    ],
+)
+def test_transaction_is_read_in_full(changes: dict[str, Any], read: ProposedPayment) -> None:
+    assert read_transaction(transaction(**changes)) == read
+
+
+def test_calldata_is_read_in_full() -> None:
+    expected = replace(READ, chain_id=None, token=None, is_calldata=True)
+    assert read_calldata(calldata(DEPOSIT, DUE.units)) == expected
+
+
+@pytest.mark.parametrize(
+    ("uri", "read"),
+    [
+        (f"ethereum:{TOKEN}@42161/transfer?address={DEPOSIT}&uint256=1.5e8&value=3",
+         replace(READ, address=DEPOSIT, coin=3)),
+        (f"ethereum:{TOKEN}/transfer?address={DEPOSIT}",
+         replace(READ, address=DEPOSIT, units=None, chain_id=None)),
+        (f"ethereum:{TOKEN}@42161?value=1.20e1",
+         replace(READ, address=None, units=None, is_transfer=False, coin=12)),
+        (f"ethereum:{TOKEN}@42161/approve", ProposedPayment(
+            None, None, USDC, 42161, TOKEN, is_transfer=False)),
+        (f"ethereum:{TOKEN}@42161/transfer?uint256=10.50e1",
+         replace(READ, address=None, units=105)),
+        (f"ethereum:{TOKEN}@42161/transfer?uint256=1e2", replace(READ, address=None, units=100)),
+        ("monero:8deposit?tx_amount=0.8&recipient_name=", ProposedPayment(
+            "8deposit", 800_000_000_000, XMR, 0)),
+        ("monero:8deposit", ProposedPayment("8deposit", None, XMR, 0)),
+    ],
+)  # fmt: skip
+def test_uri_is_read_in_full(uri: str, read: ProposedPayment) -> None:
+    assert read_uri(uri) == read
+
+
+@pytest.mark.parametrize(
+    ("payment", "due", "problem", "expected", "received"),
+    [
+        (READ, XMR_DUE, Problem.WRONG_ASSET, "XMR", "USDC"),
+        (replace(READ, is_transfer=False), DUE, Problem.WRONG_CALL,
+         "transfer(address,uint256)", None),
+        (replace(READ, address=TOKEN), DUE, Problem.WRONG_ADDRESS, DEPOSIT, TOKEN),
+        (replace(READ, address=None), DUE, Problem.WRONG_ADDRESS, DEPOSIT, None),
+        (replace(READ, token=DEPOSIT), DUE, Problem.WRONG_TOKEN, TOKEN, DEPOSIT),
+        (replace(READ, is_calldata=True, token=None), DUE, Problem.WRONG_TOKEN, TOKEN, None),
+        (replace(READ, chain_id=1), DUE, Problem.WRONG_CHAIN, "42161", "1"),
+        (replace(READ, chain_id=None), DUE, Problem.WRONG_CHAIN, "42161", None),
+        (replace(READ, coin=3), DUE, Problem.COIN_ATTACHED, "0", "3"),
+        (replace(READ, units=1), DUE, Problem.AMOUNT_TOO_LOW, "150", "0.000001"),
+        (replace(READ, units=None), replace(DUE, units=1), Problem.AMOUNT_TOO_LOW,
+         "0.000001", None),
+        (replace(READ, units=151_000_000), DUE, Problem.AMOUNT_TOO_HIGH, "150", "151"),
+    ],
+)  # fmt: skip
+def test_mismatch_says_what_was_expected_and_what_came(
+    payment: ProposedPayment,
+    due: ExpectedPayment,
+    problem: Problem,
+    expected: str,
+    received: str | None,
+) -> None:
+    (found,) = differences(payment, due, NOW)
+    assert (found.problem, found.expected, found.received) == (problem, expected, received)
+    assert found.message.endswith(".")
+
+
+def test_chain_that_is_missing_is_not_called_another() -> None:
+    (other,) = differences(replace(READ, chain_id=1), DUE, NOW)
+    (missing,) = differences(replace(READ, chain_id=None), DUE, NOW)
+    assert "another chain" in other.message
+    assert "does not say" in missing.message
+
+
+def test_window_is_closed_at_its_end_and_closing_before() -> None:
+    for left, problem in ((0, Problem.NOT_PAYABLE), (1, Problem.CLOSING),
+                          (LEAST_MS_LEFT - 1, Problem.CLOSING)):  # fmt: skip
+        (found,) = differences(READ, DUE, DUE.closes_at - left)
+        assert found.problem is problem
+        assert found.message
+    assert differences(READ, DUE, DUE.closes_at - LEAST_MS_LEFT) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"to": None}, "no address as to"), ({"to": TOKEN[:-1]}, "no address as to"),
+        ({"to": TOKEN + "0"}, "no address as to"), ({"to": "0x" + "g" * 40}, "no address as to"),
+        ({"to": 7}, "no address as to"), ({"data": "0x0"}, "hex of whole bytes"),
+        ({"data": 7}, "hex of whole bytes"), ({"data": "0xzz"}, "hex of whole bytes"),
+        ({"data": "0x" + "00" * 4_096}, "over 8192"), ({"chainId": -1}, "has chainId"),
+        ({"chainId": 2**256}, "has chainId"), ({"chainId": 1.0}, "has chainId"),
+        ({"value": "x"}, "has value"), ({"input": "0x"}, "both data and input"),
+        ({"colour": "red"}, r"\(colour\)"), ({"z" * 32: 1}, "z{32}"), ({"z" * 33: 1}, "not shown"),
+        ({"z1": 1}, "not shown"), ({"\xe9": 1}, "not shown"),
+    ],
+)  # fmt: skip
+def test_transaction_that_is_broken_gets_its_fault(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(Unreadable, match=complaint):
+        read_transaction(transaction(**changes))
+
+
+def test_longest_data_is_read() -> None:
+    longest = "0x" + "00" * 4_095
+    assert not read_transaction(transaction(data=longest)).is_transfer
+    require_no_secret("." * 8_192, "address")
+    with pytest.raises(InvalidInput):
+        require_no_secret("." * 8_193, "address")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [transaction(), "{" + KEY, calldata(DEPOSIT, 1), "0x", "7", "0x" + "ab" * 100,
+     "{" + KEY + "." * 8_125],
+)  # fmt: skip
+def test_what_is_read_later_is_let_through(value: Any) -> None:
+    require_unsigned(value)
+    require_unsigned(f" {value} " if isinstance(value, str) else value)
+
+
+@pytest.mark.parametrize("value", [KEY, f" 0x{KEY}", f"x {KEY}", [KEY], "{" + "x" * 8_192])
+def test_what_may_be_signed_is_refused_by_its_field(value: Any) -> None:
+    for field in ("transaction", "payment"):
+        with pytest.raises(InvalidInput, match=rf"^{field} is signed") as refusal:
+            require_unsigned(value, field)
+        assert (refusal.value.field, refusal.value.received) == (field, None)
+    with pytest.raises(InvalidInput) as refusal:
+        require_unsigned(value)
+    assert refusal.value.field == "transaction"
+
+
+@pytest.mark.parametrize("read", [
+    lambda *field: read_transaction({"r": 1}, *field),
+    lambda *field: read_transaction({"note": KEY}, *field),
+    lambda *field: read_calldata("0x02" + "00" * 20, *field),
+    lambda *field: read_calldata("f8", *field),
+])  # fmt: skip
+def test_refusal_of_a_signed_payment_names_the_field(read: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"^transaction is signed") as refusal:
+        read()
+    assert refusal.value.field == "transaction"
+    with pytest.raises(InvalidInput, match=r"^payment is signed") as refusal:
+        read("payment")
+    assert refusal.value.field == "payment"
+
+
+def test_key_of_signed_ones_without_a_value_is_unknown() -> None:
+    with pytest.raises(Unreadable):
+        read_transaction(transaction(r=None))
 
 
 @pytest.mark.parametrize(
@@ -145,6 +319,9 @@ def test_check_reads_monero_uris() -> None:
     [
         "monero:8deposit?tx_amount=0.8&tx_payment_id=0000",
         "monero:8deposit;8other?tx_amount=0.4;0.4",
+        "monero:8deposit;8other?tx_amount=0.4",
+        "monero:8deposit?tx_amount=",
+        f"ethereum:{TOKEN}@42161/transfer?address={DEPOSIT}&uint256=",
         "monero:8deposit?tx_amount=0.8&tx_amount=0.9",
         f"ethereum:{TOKEN}@42161/transfer?address={DEPOSIT}&uint256=1.5",
         f"ethereum:{TOKEN}@42161/transfer?address={DEPOSIT}&uint256=1e99&uint256=1",
@@ -156,7 +333,6 @@ def test_check_refuses_a_uri_that_it_cannot_read(uri: str) -> None:
         read_uri(uri)
 
 
-KEY = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"
 SEED = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 
 

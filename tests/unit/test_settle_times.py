@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from rpcsvc.domain import settle_times
+from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import (
     Deposit,
@@ -24,11 +26,18 @@ from rpcsvc.domain.pricing import ONE_USDC, Direction
 from rpcsvc.domain.settle_times import (
     BOUNDS,
     LEAST_SAMPLES,
+    ObservedTime,
+    SettleTime,
+    SwapKind,
     kind_of,
+    kind_of_order,
     observed_time,
     settle_time,
 )
+from tests.unit import orders
 from tests.unit.orders import NOW, fresh
+
+SIZES = (100, 1_000, 10_000)
 
 
 def deposit(number: int, seen: int, transfer: str | None) -> Deposit:
@@ -45,6 +54,46 @@ def swapping() -> Order:
         deposit(3, NOW + 90_000, None),
     )
     return replace(fresh(), status=OrderStatus.EXECUTING_SWAP, transfers=(payout,), deposits=paid)
+
+
+def test_bounds_never_change_since_histograms_are_stored() -> None:
+    assert tuple(settle_times._bounds()) == BOUNDS
+    assert BOUNDS[:12] == (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)
+    assert (len(BOUNDS), BOUNDS[40], BOUNDS[-1]) == (72, 2_301, 604_800)
+
+
+def test_time_of_an_order_is_of_its_kind_and_second() -> None:
+    before = swapping()
+    after = replace(before, status=OrderStatus.COMPLETED)
+    terms = after.terms
+    kind = SwapKind("x2u", terms.chain, sum(terms.expected_output >= n * ONE_USDC for n in SIZES))
+    assert kind_of_order(after) == kind
+    last = NOW + 60_000
+    for bucket, bound in enumerate(BOUNDS):
+        assert settle_time(before, after, last + bound * 1_000) == SettleTime(kind, bucket)
+        later = settle_time(before, after, last + bound * 1_000 + 1)
+        assert later == SettleTime(kind, min(bucket + 1, len(BOUNDS) - 1))
+    assert settle_time(before, after, last) == SettleTime(kind, 0)
+
+
+def test_kind_of_a_sale_of_usdc_is_its_deposit() -> None:
+    found = kind_of(Direction.USDC_TO_XMR, "base", 1_000 * ONE_USDC, 1)
+    assert found == SwapKind("u2x", "base", 2)
+    sold = open_order(orders.terms(Direction.USDC_TO_XMR))
+    assert kind_of_order(sold) == kind_of(
+        Direction.USDC_TO_XMR, "arbitrum", sold.terms.deposit_amount, 1
+    )
+
+
+def test_percentiles_are_those_of_the_sorted_times() -> None:
+    counts = dict.fromkeys(range(20), 1)
+    assert observed_time(counts) == ObservedTime(BOUNDS[9], BOUNDS[18], 20)
+    assert observed_time({**counts, 20: 1}) == ObservedTime(BOUNDS[10], BOUNDS[19], 21)
+    hundred = dict.fromkeys(range(50), 2)
+    assert observed_time(hundred) == ObservedTime(BOUNDS[24], BOUNDS[47], 100)
+    assert observed_time({0: 945, 1: 55}) == ObservedTime(BOUNDS[0], BOUNDS[1], 1_000)
+    with pytest.raises(ValueError, match="empty histogram"):
+        settle_times._percentile({}, 50)
 
 
 def test_time_begins_with_the_last_deposit_of_the_payout() -> None:

@@ -104,6 +104,8 @@ def test_call_elsewhere_of_wrong_length_or_padding_is_not_read() -> None:
         for length in (0, 64, 97, usdc.LARGEST_WORD):
             assert read_paying_call(with_word(call, 7, usdc.uint_word(length))) is None
         assert read_paying_call(call[:-1] + b"\1") is None
+    longest = usdc.transfer_with_authorization_bytes(AUTHORIZATION, bytes(8192))
+    assert read_paying_call(longest) == PAYING
     long = usdc.transfer_with_authorization_bytes(AUTHORIZATION, bytes(8193))
     assert read_paying_call(long) is None
 

@@ -58,6 +58,8 @@ def test_selectors_are_the_published_ones() -> None:
     assert usdc.nonces(ALICE)[:4].hex() == "7ecebe00"
     assert usdc.authorization_state(ALICE, bytes(32))[:4].hex() == "e94a0102"
     assert usdc.permit_call(PERMIT, SIGNATURE)[:4].hex() == "d505accf"
+    assert usdc.selector("isValidSignature(bytes32,bytes)").hex() == "1626ba7e"
+    assert usdc.VALID_SIGNATURE.hex() == "1626ba7e" + "00" * 28
     assert usdc.transfer_with_authorization(AUTHORIZATION, SIGNATURE)[:4].hex() == "e3ee160e"
     assert usdc.receive_with_authorization(AUTHORIZATION, SIGNATURE)[:4].hex() == "ef55bec6"
 
@@ -93,6 +95,25 @@ def test_signatures_as_bytes_are_encoded_as_the_abi_has_them(signature: bytes) -
         [ALICE, BOB, PERMIT.units, PERMIT.deadline, signature],
     )
     assert usdc.permit_call_bytes(PERMIT, signature)[4:] == permit
+
+
+@given(st.binary(min_size=32, max_size=32), st.binary(max_size=200))
+def test_question_to_a_contract_wallet_is_encoded_by_the_abi(
+    digest: bytes, signature: bytes
+) -> None:
+    call = usdc.is_valid_signature(digest, signature)
+    assert call[:4] == usdc.VALID_SIGNATURE[:4]
+    assert call[4:] == eth_abi.encode(["bytes32", "bytes"], [digest, signature])
+
+
+@given(st.builds(Signature, st.integers(27, 28), words, words))
+def test_packed_signature_has_65_bytes(signature: Signature) -> None:
+    packed = signature.packed()
+    assert (int.from_bytes(packed[:32], "big"), int.from_bytes(packed[32:64], "big")) == (
+        signature.r,
+        signature.s,
+    )
+    assert packed[64:] == bytes([signature.v])
 
 
 @pytest.mark.parametrize("units", [-1, 2**256, True, 1.0])
@@ -169,12 +190,19 @@ def test_a_transfer_event_is_read_as_it_was_written(sender: str, to: str, units:
 def test_a_log_of_another_form_is_no_transfer(topics: tuple[bytes, ...], data: bytes) -> None:
     with pytest.raises(ValueError, match=r"Transfer|32 bytes|not an address"):
         usdc.read_transfer(topics, data)
+    assert usdc.transfer_in(topics, data) is None
+
+
+def test_transfer_is_found_among_other_events() -> None:
+    topics = (usdc.TRANSFER_TOPIC, usdc.address_word(ALICE), usdc.address_word(BOB))
+    assert usdc.transfer_in(topics, usdc.uint_word(7)) == usdc.TransferEvent(ALICE, BOB, 7)
 
 
 def test_results_are_read_by_type() -> None:
     assert usdc.read_uint(usdc.uint_word(7)) == 7
     assert usdc.read_bool(usdc.uint_word(1)) is True
     assert usdc.read_bool(usdc.uint_word(0)) is False
+    assert usdc.read_bytes32(b"\7" * 32) == b"\7" * 32
     assert usdc.read_string(eth_abi.encode(["string"], ["USD Coin"])) == "USD Coin"
 
 

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
+from datetime import UTC, datetime
 from ipaddress import ip_address, ip_network
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from standardwebhooks import Webhook as Peer
 
 from rpcsvc.domain.webhooks import (
     DAY_MS,
+    FIRST_PAUSE_MS,
+    LONGEST_URL,
     SECRET_PATTERN,
     URL_PATTERN,
     DeliveryAttempt,
+    DeliveryVerdict,
     Standing,
     Targets,
     Webhook,
+    as_address,
     judge,
+    message_id,
+    public_key,
     read_secret,
     read_url,
+    secret_digest,
+    sign_v1,
+    sign_v1a,
+    signed_content,
 )
 from rpcsvc.errors import InvalidInput
 
@@ -162,3 +175,145 @@ def test_judge_survives_a_clock_that_is_set_back() -> None:
 def test_retry_after_is_bounded_by_a_day() -> None:
     verdict = judge(DeliveryAttempt(503, "Status 503.", 10 * DAY_MS), Standing(), 0)
     assert verdict.standing.due_at == DAY_MS
+
+
+FAILED = DeliveryAttempt(500, "Status 500.")
+
+
+@pytest.mark.parametrize("failures", range(30))
+def test_pause_doubles_until_the_day_is_over(failures: int) -> None:
+    verdict = judge(FAILED, Standing(failures, 0), 1_000)
+    pause = FIRST_PAUSE_MS * 2 ** min(failures, 20)
+    expected = Standing(failures + 1, 0, min(DAY_MS, 1_000 + pause))
+    assert verdict == DeliveryVerdict("pending", expected)
+
+
+def test_webhook_that_is_gone_ends_at_once() -> None:
+    for status in (410, 409, 411):
+        verdict = judge(DeliveryAttempt(status), Standing(2, 7, 9), 8)
+        is_gone = status == 410
+        assert verdict.state == ("dead" if is_gone else "pending")
+        assert verdict.standing.is_ended is is_gone
+    gone = judge(DeliveryAttempt(410), Standing(2, 7, 9), 8)
+    assert gone == DeliveryVerdict("dead", Standing(3, 7, 0, is_ended=True))
+
+
+def test_delivery_dies_a_day_after_the_first_failure() -> None:
+    before = Standing(4, 100, 200)
+    assert judge(FAILED, before, 99 + DAY_MS).state == "pending"
+    assert judge(FAILED, before, 100 + DAY_MS) == DeliveryVerdict("dead", Standing(5, 100, 0))
+
+
+def test_first_failure_begins_the_day() -> None:
+    first = judge(FAILED, Standing(), 50)
+    assert first == DeliveryVerdict("pending", Standing(1, 50, 50 + FIRST_PAUSE_MS))
+
+
+@pytest.mark.parametrize(("asked", "due"), [(0, 5_000), (5_000, 5_000), (5_001, 5_001)])
+def test_receiver_may_ask_for_a_longer_pause(asked: int, due: int) -> None:
+    attempt = DeliveryAttempt(503, None, asked)
+    assert judge(attempt, Standing(), 100).standing.due_at == 100 + due
+
+
+@pytest.mark.parametrize(
+    ("status", "delivered"), [(199, False), (200, True), (299, True), (300, False), (None, False)]
+)
+def test_success_of_http_is_delivered(status: int | None, delivered: bool) -> None:
+    attempt = DeliveryAttempt(status)
+    assert attempt.is_delivered is delivered
+    state = judge(attempt, Standing(3, 0, 5), 10)
+    assert (state == DeliveryVerdict("delivered", Standing())) is delivered
+
+
+@given(st.binary(min_size=24, max_size=64), st.binary(max_size=50).map(lambda raw: raw.hex()))
+def test_symmetric_signature_is_that_of_the_standard(key: bytes, body: str) -> None:
+    secret = "whsec_" + base64.b64encode(key).decode()
+    moment = datetime(2026, 11, 24, tzinfo=UTC)
+    second = int(moment.timestamp())
+    ours = sign_v1(secret, signed_content("msg_1", second, body.encode()))
+    assert ours == Peer(secret).sign("msg_1", moment, body)
+    assert sign_v1(secret.rstrip("="), signed_content("msg_1", second, body.encode())) == ours
+
+
+def test_other_forms_of_the_standard_are_kept() -> None:
+    assert signed_content("msg_1", 5, b"{}") == b"msg_1.5.{}"
+    assert sign_v1a(b"\xff" * 3) == "v1a,////"
+    assert public_key(b"\xff" * 3) == "whpk_////"
+    assert message_id("ord_7", 3) == "msg_7_3"
+    assert secret_digest("whsec_x") == hashlib.sha256(b"whsec_x").hexdigest()
+
+
+@pytest.mark.parametrize("size", [23, 24, 64, 65])
+def test_bounds_of_a_secret_are_exact(size: int) -> None:
+    secret = "whsec_" + base64.b64encode(bytes(size)).decode()
+    if size in (24, 64):
+        assert read_secret(secret, name="secret") == secret
+        return
+    with pytest.raises(InvalidInput):
+        read_secret(secret, name="secret")
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["", "whsec_", "whsec_!", "whsec_" + "A" * 33, "A" * 40, "whsec_" + "A" * 40 + "!!!!"],
+)
+def test_text_that_is_no_secret_is_refused_by_its_name(secret: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^webhook\.secret must be whsec_ and") as caught:
+        read_secret(secret, name="webhook.secret")
+    assert caught.value.field == "webhook.secret"
+    assert caught.value.allowed == "whsec_ and base64"
+    assert secret_digest(secret) not in caught.value.message
+
+
+def test_url_of_the_longest_length_is_taken() -> None:
+    head = "https://agent.example/"
+    longest = head + "x" * (LONGEST_URL - len(head))
+    assert read_url(longest, PUBLIC, name="url") == longest
+    for more in (1, LONGEST_URL, LONGEST_URL + 1):
+        with pytest.raises(InvalidInput, match=r"^hook is too long: send at most 1000") as caught:
+            read_url(longest + "x" * more, PUBLIC, name="hook")
+        assert caught.value.field == "hook"
+        assert caught.value.received == (longest + "x" * more)[: 2 * LONGEST_URL]
+        assert "https URL of a public host" in str(caught.value.allowed)
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("", "is not a URL"), ("https:///path", "is not a URL"),
+        ("https://agent.example:0/", "is not a URL"),
+        ("https://./", "is not a URL"), ("https://a.example\\b/", "is not a URL"),
+        ("https://@agent.example/", "no user name"), ("https://agent.example/#x", "no user name"),
+        ("http://agent.example/", "must begin with https"),
+        ("https://agent.example:1023/", "names port 1023"),
+        ("https://10.0.0.1/", "names 10.0.0.1, which is no public address"),
+        ("https://a..example/", "has a host that is no name"),
+        ("https://db/", "names db, which is no public host"),
+        ("https://a.localhost/", r"names a\.localhost, which is no public host"),
+        (f"https://{ONION}.onion/", "has no proxy to Tor"),
+    ],
+)  # fmt: skip
+def test_url_gets_its_own_complaint(url: str, complaint: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^url .*{complaint}"):
+        read_url(url, PUBLIC, name="url")
+
+
+def test_onion_service_has_its_own_rules() -> None:
+    for url, complaint in (
+        ("https://short.onion/", "no onion service of version 3"),
+        (f"ftp://{ONION}.onion/", "begin with https:// or http://"),
+        (f"http://{ONION}.onion:22/", "names port 22"),
+    ):
+        with pytest.raises(InvalidInput, match=complaint):
+            read_url(url, PRIVATE, name="url")
+    for scheme in ("http", "https"):
+        assert read_url(f"{scheme}://a.{ONION}.onion./", PRIVATE, name="url")
+
+
+def test_host_of_a_url_is_an_address_or_a_name() -> None:
+    assert as_address("1.1.1.1") == ip_address("1.1.1.1")
+    assert as_address("agent.example") is None
+    hook = Webhook(f"http://{ONION}.onion./x")
+    assert (hook.receiver, hook.is_onion) == (f"{ONION}.onion:80", True)
+    assert not Webhook("https://onion.example/").is_onion
+    assert Webhook("https://a.example:8443/").receiver == "a.example:8443"

@@ -58,6 +58,19 @@ def test_ended_withdrawal_does_not_change(end: TransferState, state: TransferSta
         stepped(replace(PLANNED, state=end), state, NOW)
 
 
+def test_step_tells_when_and_why() -> None:
+    prepared = signed(PLANNED, "tx", "00", NOW + 1)
+    assert (prepared.changed_at, prepared.created_at) == (NOW + 1, NOW)
+    unknown = stepped(prepared, TransferState.UNKNOWN, NOW + 2, reason="no answer")
+    assert unknown == replace(
+        prepared, state=TransferState.UNKNOWN, changed_at=NOW + 2, reason="no answer"
+    )
+    published = stepped(unknown, TransferState.PUBLISHED, NOW + 3)
+    assert (published.reason, published.changed_at) == (None, NOW + 3)
+    settled = stepped(published, TransferState.SETTLED, NOW + 4, receipt="proof")
+    assert (settled.receipt, settled.reason, settled.raw) == ("proof", None, "00")
+
+
 def test_withdrawal_expires_unsigned_only() -> None:
     last = NOW + SIGN_WITHIN_MS
     assert not PLANNED.is_expired(last - 1)
@@ -71,6 +84,9 @@ def test_withdrawal_is_paid_as_a_transfer_of_no_order() -> None:
     assert (paid.transfer_id, paid.kind) == ("wd_test", TransferKind.PAYOUT)
     assert (paid.network, paid.address, paid.units) == item.terms
     assert (paid.txid, paid.raw, paid.state) == ("tx", "00", TransferState.PREPARED)
+    assert (paid.fee, paid.asset, paid.reason, paid.receipt) == (1, USDC, None, None)
+    ended = stepped(item, TransferState.SETTLED, NOW, reason="why", receipt="proof").transfer
+    assert (ended.reason, ended.receipt) == ("why", "proof")
     assert is_withdrawal(paid.transfer_id)
     assert not is_withdrawal("ord_1/payout/1")
 
