@@ -29,7 +29,7 @@ def test_two_seeds_give_two_traces() -> None:
     [
         # Blocks are replaced, and deposits taken back by deep branches while all replicas are down;
         # one is taken back after its payout: the loss is told, and within the bound.
-        (8, "kills reorganisations robberies messages events cheats losses withdrawals"),
+        (13, "kills reorganisations robberies messages events cheats losses withdrawals"),
         # The operator pauses, withdraws, rotates keys and restores copies; somebody signs.
         (31, "drills withdrawals verified rotations restores bans signed"),
     ],
