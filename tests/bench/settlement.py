@@ -37,7 +37,6 @@ BEFORE: Final = "before"
 _FAR_SECONDS: Final = 0.025
 _MOST_MS: Final = {0.0: 300.0, _FAR_SECONDS: 600.0}
 _MOST_IN_SEQUENCE: Final = 15
-_MOST_PER_SWAP: Final = 25
 # A day on six networks: 0.2 million calls without open orders, 1.5 million with some.
 _MOST_IDLE: Final = 0.2e6 / 6 / 1440
 _MOST_OPEN: Final = 1.5e6 / 6 / 1440
@@ -130,7 +129,6 @@ class Found:
     """Results for one checkout of the service, by direction and by the seconds to the nodes."""
 
     swaps: dict[tuple[str, float], list[Swap]] = field(default_factory=dict)
-    per_swap: dict[str, float] = field(default_factory=dict)
     idle: Watched | None = None
     open: Watched | None = None
 
@@ -165,10 +163,6 @@ class Settling:
         await self._create("u2x")
         self._say("orders open")
         found.open = await self._watch(size.open_seconds)
-        for line in self._lines:
-            line.delay = 0.0
-        for direction in _PAID:
-            found.per_swap[direction] = await self._whole(direction, found.open.calls(_NODE) / 60)
         return found
 
     async def _watch(self, seconds: float) -> Watched:
@@ -197,14 +191,6 @@ class Settling:
         within = [each for each in self._record if began <= each.began and each.ended <= ended]
         await self._completed(order_id)
         return Swap((ended - began) * 1000, within)
-
-    async def _whole(self, direction: str, rate: float) -> float:
-        """Calls of the EVM node for a swap: those above the rate (1/s) of open orders."""
-        self._record.clear()
-        began = time.perf_counter()
-        await self._completed(await self._paid(direction))
-        took = time.perf_counter() - began
-        return max(0.0, _calls(self._record, _NODE).total() - rate * took)
 
     async def _paid(self, direction: str) -> str:
         """Return an order whose deposit is in a block, and was seen by the service."""
@@ -357,10 +343,6 @@ def _report(measured: Found, when: str, found: Report) -> None:
             found.readings.append(Reading(name, title, "/min", (watched.calls(_NODE),), most))
             found.remarks.append(f"{which}{when}: {watched.described()}")
             found.remarks.append(f"{which}{when}: {_by_method(watched)}")
-    for direction, calls_made in measured.per_swap.items():
-        name = f"{SETTLEMENT}-swap-{direction}{when.replace(', ', '-')}"
-        title = f"calls of an EVM node, a swap {direction}{when}"
-        found.readings.append(Reading(name, title, "", (calls_made,), _MOST_PER_SWAP))
 
 
 def _by_method(watched: Watched) -> str:
