@@ -39,6 +39,7 @@ from tests.bench import (
     peers,
     report,
     seeding,
+    settlement,
     settling,
     sidecar,
     sizes,
@@ -89,6 +90,7 @@ class Plan:
     overload_seconds: float
     open_orders: tuple[int, int]
     onchain: onchain.Size
+    settlements: settlement.Size
     settlings: int
 
     @property
@@ -107,6 +109,7 @@ FULL = Plan(
     overload_seconds=60.0,
     open_orders=(100, 100_000),
     onchain=onchain.FULL,
+    settlements=settlement.FULL,
     settlings=5,
 )
 QUICK = Plan(
@@ -119,6 +122,7 @@ QUICK = Plan(
     overload_seconds=12.0,
     open_orders=(100, 10_000),
     onchain=onchain.QUICK,
+    settlements=settlement.QUICK,
     settlings=3,
 )
 
@@ -428,6 +432,20 @@ class Bench:
         onchain.log_to(self._dir / "node-calls.log")
         self._report.readings += node_calls.readings(directory)
 
+    def settlement(self) -> None:
+        """Take the time from a deposit's last block to its payout, and count calls meanwhile."""
+        if (why := onchain.why_not()) is not None:
+            self._report.remarks.append(f"not measured: {settlement.SETTLEMENT} ({why})")
+            return
+        onchain.log_to(self._dir / "settlement.log")
+        asyncio.run(self._settlement(self._dir / settlement.SETTLEMENT))
+
+    async def _settlement(self, directory: Path) -> None:
+        say("monerod, wallets and anvil; chains with money on them")
+        async with onchain.chains(directory) as chains:
+            size, against = self._plan.settlements, self._against
+            await settlement.settlement(chains, size, against, self._report, say)
+
     def overload(self) -> None:
         """Send a signing service twice the rate that it can serve."""
         seconds = self._plan.overload_seconds
@@ -612,6 +630,8 @@ def run(plan: Plan, only: list[str], work_dir: Path, against: Path | None = None
             bench.lease_check()
         if not only or node_calls.NODE_CALLS in only:
             bench.node_calls()
+        if not only or settlement.SETTLEMENT in only:
+            bench.settlement()
         bench.load(chosen(at_scale(plan), only))
         bench.on_chains(only)
     except (driver.ServerFailed, seeding.SeedingFailed, OSError, *FAILURES) as error:
@@ -654,6 +674,7 @@ def arguments() -> tuple[Plan, argparse.Namespace]:
         OPEN,
         settling.LEASE,
         node_calls.NODE_CALLS,
+        settlement.SETTLEMENT,
         *onchain.NAMES,
     ]
     unknown = sorted(set(args.only) - set(names))

@@ -2,7 +2,8 @@
 
     python -m tests.bench.node_calls
 
-Anvil mines a block each second of a clock that is set, so that the counts are the same each time.
+Anvil mines by a clock that is set, so that the counts are the same each time. Its pending block is
+a pool, as Ethereum's is; of a network without one it is the newest block.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 import structlog
+from msgspec.structs import replace
 
+from rpcsvc.orders.scheduler.worker import TICK_MS
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonRpc
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
@@ -31,8 +34,23 @@ from tests.regtest.evm_payer import ETHER, HOT, USDC, USER, EvmPayer, adapter_on
 from tests.regtest.token import compiled, deploy
 
 NODE_CALLS: Final = "node-calls"
-_SECONDS: Final = 60
+_TICKS: Final = 60_000 // TICK_MS
 SUBMIT: Final = "eth_sendRawTransaction"
+
+
+class Kind(NamedTuple):
+    """A kind of chain: the seconds between blocks, and whether its nodes show a pool."""
+
+    block_seconds: float
+    has_pool: bool
+
+    def __str__(self) -> str:
+        pool = "a pool" if self.has_pool else "no pool"
+        return f"a block each {self.block_seconds:g} s, {pool}"
+
+
+# The six chains: Arbitrum; Base and OP; Polygon and Avalanche; Ethereum.
+CHAINS: Final = {Kind(0.25, False): 1, Kind(2, False): 2, Kind(2, True): 2, Kind(12, True): 1}
 
 
 class Exchanges:
@@ -58,20 +76,35 @@ class Exchanges:
         return Counter(method for methods in self.sent for method in methods)
 
 
-async def _minute(own: EvmPayer, adapter: EvmAdapter, *, is_awaiting: bool) -> Counter[str]:
-    """The calls of a minute of scans and upkeep, each second, with a block each second."""
+async def _minute(
+    own: EvmPayer, adapter: EvmAdapter, kind: Kind, *, is_awaiting: bool
+) -> Counter[str]:
+    """The calls of a minute in which blocks come regularly: the adapter is asked to scan as often
+    as the worker does, and to look after payments each second.
+    """
 
     async def awaiting(*_: object) -> bool:
         return is_awaiting
 
-    made = Exchanges()
-    with patch.object(EvmDepositLedger, "is_awaiting", awaiting):
-        for second in range(2 * _SECONDS):
-            own.clock.now += 1000
-            await own.controls.mine()
-            with made.counted() if second >= _SECONDS else Exchanges().counted():
+    async def pending(client: EvmClient, *, seconds: float) -> Any:
+        which = "pending" if kind.has_pool else "latest"
+        return await client.rpc.act("eth_getBlockByNumber", [which, True], seconds=seconds)
+
+    made, mined = Exchanges(), 0
+    with (
+        patch.object(EvmDepositLedger, "is_awaiting", awaiting),
+        patch.object(EvmClient, "pending_block", pending),
+    ):
+        for tick in range(2 * _TICKS):
+            own.clock.now += TICK_MS
+            due = int((tick + 1) * TICK_MS / (1000 * kind.block_seconds)) - mined
+            if due:
+                await own.controls.mine(due)
+                mined += due
+            with made.counted() if tick >= _TICKS else Exchanges().counted():
                 await adapter.acknowledge((await adapter.observe()).sightings)
-                await adapter.maintain()
+                if not tick * TICK_MS % 1000:
+                    await adapter.maintain()
     return made.calls()
 
 
@@ -84,8 +117,16 @@ async def _payout(own: EvmPayer) -> list[list[str]]:
     return made.sent[: end + 1]
 
 
-async def counted(directory: Path) -> tuple[Counter[str], Counter[str], list[list[str]]]:
-    """The calls of an idle minute, of one with an open order, and the exchanges of a payout."""
+class Counted(NamedTuple):
+    """The calls of a minute, idle and with an order by kind; and the exchanges of a payout."""
+
+    idle: Counter[str]
+    open: dict[Kind, Counter[str]]
+    payout: list[list[str]]
+
+
+async def counted(directory: Path) -> Counted:
+    """Count the calls while nothing is under way, and while an order awaits a deposit."""
     async with AsyncExitStack() as opened:
         code = await asyncio.to_thread(compiled)
         anvil = opened.enter_context(Anvil(directory / "anvil"))
@@ -93,25 +134,47 @@ async def counted(directory: Path) -> tuple[Counter[str], Counter[str], list[lis
         await token.mint(HOT, 1000 * USDC)
         await token.controls.set_ether(HOT, ETHER)
         own = await opened.enter_async_context(evm_payer(anvil, token, directory))
-        adapter = await opened.enter_async_context(adapter_on(own, own.network))
-        idle = await _minute(own, adapter, is_awaiting=False)
-        busy = await _minute(own, adapter, is_awaiting=True)
+
+        async def minute(kind: Kind, *, is_awaiting: bool) -> Counter[str]:
+            network = replace(own.network, block_seconds=kind.block_seconds)
+            async with adapter_on(own, network) as adapter:
+                return await _minute(own, adapter, kind, is_awaiting=is_awaiting)
+
+        idle = await minute(next(iter(CHAINS)), is_awaiting=False)
+        busy = {kind: await minute(kind, is_awaiting=True) for kind in CHAINS}
         await own.connection.check()
-        return idle, busy, await _payout(own)
+        return Counted(idle, busy, await _payout(own))
 
 
 def readings(directory: Path) -> list[Reading]:
     """The rows of the report, with the most that they may be."""
-    idle, busy, payout = asyncio.run(counted(directory))
-    title = "calls of an EVM node"
+    found = asyncio.run(counted(directory))
+    title, payout = "calls of an EVM node", found.payout
     return [
-        Reading(NODE_CALLS, f"{title}, idle", "/min", (float(idle.total()),), under=160),
-        Reading(f"{NODE_CALLS}-open", f"{title}, orders open", "/min", (float(busy.total()),), 840),
-        Reading(f"{NODE_CALLS}-payout", f"{title}, a payout", "", (_total(payout),), under=20),
+        Reading(NODE_CALLS, f"{title}, idle", "/min", (float(found.idle.total()),), under=23),
+        *(
+            Reading(
+                f"{NODE_CALLS}-open-{number}",
+                f"{title}, orders open, {kind}",
+                "/min",
+                (float(calls.total()),),
+                under=280,
+            )
+            for number, (kind, calls) in enumerate(found.open.items())
+        ),
         Reading(
-            f"{NODE_CALLS}-in-turn", "exchanges in turn, a payout", "", (float(len(payout)),), 15
+            f"{NODE_CALLS}-six", "six networks, orders open", "million/day", (six(found),), 1.5
+        ),
+        Reading(f"{NODE_CALLS}-payout", f"{title}, a payout", "", (_total(payout),), under=15),
+        Reading(
+            f"{NODE_CALLS}-in-turn", "exchanges in turn, a payout", "", (float(len(payout)),), 5
         ),
     ]
+
+
+def six(found: Counted) -> float:
+    """Million calls a day of six networks with open orders."""
+    return sum(CHAINS[kind] * calls.total() for kind, calls in found.open.items()) * 1440 / 1e6
 
 
 def _total(exchanges: list[list[str]]) -> float:
@@ -125,13 +188,16 @@ def main() -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
     with TemporaryDirectory() as folder:
-        idle, busy, payout = asyncio.run(counted(Path(folder)))
-    for title, calls in (("idle, a minute", idle), ("orders open, a minute", busy)):
+        found = asyncio.run(counted(Path(folder)))
+    busy = [(f"orders open, {kind}", calls) for kind, calls in found.open.items()]
+    for title, calls in (("idle, a minute", found.idle), *busy):
         print(f"{title}: {calls.total()} calls")
         for method, number in calls.most_common():
             print(f"    {method}: {number}")
-    print(f"a payout until it is handed over: {_total(payout):g} calls in {len(payout)} exchanges")
-    for methods in payout:
+    print(f"six networks with open orders: {six(found):.2f} million calls a day")
+    count = f"{_total(found.payout):g} calls in {len(found.payout)} exchanges"
+    print(f"a payout until it is handed over: {count}")
+    for methods in found.payout:
         print(f"    {', '.join(methods)}")
 
 

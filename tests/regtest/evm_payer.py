@@ -155,6 +155,7 @@ class EvmPayer:
 
     async def refresh(self) -> None:
         """Note fees and balances as of now."""
+        self.payments.gas.forget()
         await self.payments.gas.poll(await self.connection.check())
 
     async def settle(self, transfer: Transfer) -> Verdict:

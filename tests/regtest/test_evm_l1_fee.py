@@ -15,7 +15,7 @@ from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.onchain.evm.adapter import IDLE_MS
+from rpcsvc.settlement.onchain.evm.adapter import RESTING_MS
 from rpcsvc.settlement.onchain.evm.gas import price_of as price_at
 from rpcsvc.settlement.onchain.evm.gas import with_l1_margin
 from rpcsvc.settlement.onchain.evm.node import EvmClient
@@ -230,8 +230,7 @@ async def test_quoted_fee_includes_the_l1_part_or_is_refused(own: EvmPayer, orac
         assert low * COIN_PRICE // ETHER <= part <= high * COIN_PRICE // ETHER
         assert Health.of(await adapter.conditions()).ok
         await oracle.price(0)
-        await own.controls.mine()
-        own.clock.now += IDLE_MS
+        own.clock.now += RESTING_MS
         await adapter.maintain()
         with pytest.raises(Unavailable, match="can't be sent right now"):
             adapter.networks[NETWORK].fee()
@@ -239,7 +238,7 @@ async def test_quoted_fee_includes_the_l1_part_or_is_refused(own: EvmPayer, orac
         assert (health.ok, ORACLE in (health.detail or "")) == (False, True)
         assert adapter.networks[NETWORK].holdings().free == 1000 * USDC
         await oracle.price(per_byte)
-        own.clock.now += IDLE_MS
+        own.clock.now += 1000
         await adapter.maintain()
         assert adapter.networks[NETWORK].fee() > 2 * without
         assert Health.of(await adapter.conditions()).ok

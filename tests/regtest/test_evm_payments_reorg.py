@@ -601,7 +601,7 @@ async def test_failure_of_a_record_that_changed_is_not_reported(
     stale = replace(await payer.payment(transfer), published_at=1)
     verdict = await payer.payments.verdict(stale)
     assert verdict.outcome is Outcome.UNKNOWN
-    assert (await payer.payment(transfer)).state is EvmPaymentState.PREPARED
+    assert (await payer.payment(transfer)).state is EvmPaymentState.PUBLISHED
 
 
 async def test_settled_payouts_are_compared_by_block_and_only_once(

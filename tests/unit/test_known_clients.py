@@ -76,17 +76,19 @@ def test_scope_is_held_by_group_or_by_name() -> None:
 
 @pytest.mark.parametrize("address", [EVM, EVM.lower(), EVM.replace("0x", "0X"), XMR])
 def test_listed_destination_is_allowed_in_each_spelling(address: str) -> None:
-    DESK.require_destination(address, field="to")
+    DESK.require_destination(address, field="to", caller=None)
     DESK.require_refund_address(address, U2X)
 
 
 @pytest.mark.parametrize("address", [XMR.lower(), EVM[:-1] + "2", "", XMR[1:]])
 def test_other_destination_is_refused_with_the_list(address: str) -> None:
-    KnownClient("any").require_destination(address, field="to")
-    with pytest.raises(DestinationNotAllowed, match=r"^to is not among") as caught:
-        DESK.require_destination(address, field="to")
-    error = caught.value
-    assert (error.field, error.received, error.allowed) == ("to", address, [EVM, XMR])
+    anyone = KnownClient("any")
+    anyone.require_destination(address, field="to", caller=anyone)
+    for caller, shown in ((DESK, [EVM, XMR]), (anyone, None), (None, None)):
+        with pytest.raises(DestinationNotAllowed, match=r"^to is not among") as caught:
+            DESK.require_destination(address, field="to", caller=caller)
+        error = caught.value
+        assert (error.field, error.received, error.allowed) == ("to", address, shown)
     with pytest.raises(DestinationNotAllowed) as caught:
         DESK.require_refund_address(address, X2U)
     assert caught.value.field == "refundAddress"

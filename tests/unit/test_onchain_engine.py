@@ -21,6 +21,7 @@ from rpcsvc.health import Health, faults, notes
 from rpcsvc.orders.ports.wallets import (
     LacksFunds,
     NetworkState,
+    Observation,
     Outcome,
     PreparedTransfer,
     Record,
@@ -112,6 +113,29 @@ async def test_monero_shows_its_first_fault_and_all_notes(monkeypatch: pytest.Mo
     assert await monero.conditions() == [*faults("not started"), *shown]
     monero._connection.problem = None
     assert await monero.conditions() == [*faults("no deposit address is left"), *shown]
+
+
+async def test_news_of_one_asset_wait_for_no_other_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, may_end = Rig(tmp_path), asyncio.Event()
+    found = await rig.xmr.observe()
+
+    async def slow() -> Observation:
+        await may_end.wait()
+        return found
+
+    monkeypatch.setattr(rig.xmr, "observe", slow)
+    for _ in range(2):
+        seen = (await rig.engine.observe()).sightings
+        assert [item.key.network for item in seen] == ["arbitrum"]
+        await rig.engine.acknowledge(seen)
+    assert rig.xmr.acknowledged == []
+    may_end.set()
+    monkeypatch.setattr(rig.usdc, "observe", AsyncMock(return_value=Observation()))
+    seen = (await rig.engine.observe()).sightings
+    await rig.engine.acknowledge(seen)
+    assert [item.key.network for item in rig.xmr.acknowledged] == ["monero"]
 
 
 async def test_each_side_acknowledges_its_own_deposits(tmp_path: Path) -> None:

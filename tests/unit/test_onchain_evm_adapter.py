@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,13 @@ from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.settings_onchain import OnchainSettings, chains_toml
-from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNetworkAdapter, EvmNode, Ledgers
+from rpcsvc.settlement.onchain.evm.adapter import (
+    EvmAdapter,
+    EvmNetworkAdapter,
+    EvmNode,
+    Ledgers,
+    LookPace,
+)
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
@@ -74,40 +80,112 @@ async def test_upkeep_fault_names_its_own_network_only(
     assert "the upkeep of" not in (Health.of(await adapter.conditions()).detail or "")
 
 
-async def test_network_is_looked_at_rarely_while_nothing_is_under_way(
-    adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
+class Looks:
+    """Counts the looks at a network, of which nothing asks the node; the clock is moved by hand."""
+
+    def __init__(self, network: EvmNetworkAdapter, patched: pytest.MonkeyPatch) -> None:
+        assert isinstance(network._clock, ManualClock)
+        self.network, self.clock = network, network._clock
+        self.is_awaiting, self.are_sweeps_due, self.height = False, False, 100
+        self._began = self.clock.now
+        self._seen = list[int]()
+        network.connection.problem = network.deposits.problem = None
+        network.deposits.is_quiet, network.deposits.complete_until = True, self.clock.now
+        for owner, name in (
+            (network.deposits, "observe"),
+            (network, "poll"),
+            (network.upkeep, "maintain"),
+            (network.sweeps, "maintain"),
+        ):
+            patched.setattr(owner, name, self._note if name in ("observe", "poll") else _nothing)
+        patched.setattr(network._deposit_ledger, "is_awaiting", self._awaits)
+        patched.setattr(network.sweeps, "are_due", self._due)
+        patched.setattr(network.connection, "height", lambda: self.height)
+
+    async def _note(self) -> Block:
+        self._seen.append(self.clock.now - self._began)
+        block = await self.network.client.block()
+        assert block is not None
+        return block
+
+    async def _awaits(self, *_: object) -> bool:
+        return self.is_awaiting
+
+    async def _due(self) -> bool:
+        return self.are_sweeps_due
+
+    async def within(self, look: Callable[[], Awaitable[object]], ms: int, step: int) -> list[int]:
+        """Return when (ms) the network was looked at, asked to every ``step`` ms."""
+        self._began, self._seen = self.clock.now, []
+        while self.clock.now < self._began + ms:
+            await look()
+            self.clock.now += step
+        return self._seen
+
+
+async def _nothing(*_: object) -> None:
+    pass
+
+
+@pytest.fixture
+def looks(adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch) -> Looks:
+    return Looks(adapter.networks["arbitrum"], monkeypatch)
+
+
+async def test_quiet_network_is_scanned_rarely_until_an_order_comes(
+    looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = adapter.networks["arbitrum"]
-    clock, awaiting, rounds = network._clock, False, list[int]()
-    assert isinstance(clock, ManualClock)
-    began = clock.now
+    monkeypatch.setattr(looks.network, "_scan_pace", LookPace(looks.clock, 0.25, 1_000))
+    observe = looks.network.observe
+    assert await looks.within(observe, 41_000, 200) == [0, 20_000, 40_000]
+    looks.is_awaiting = True
+    assert len(await looks.within(observe, 3_000, 200)) == 3
+    looks.network.deposits.complete_until = None
+    assert len(await looks.within(observe, 3_000, 200)) == 3, "it goes on with what it lacks"
 
-    async def is_awaiting(*_: object) -> bool:
-        return awaiting
 
-    async def note(*_: object) -> None:
-        rounds.append((clock.now - began) // 1000)
+async def test_deposit_on_a_fast_chain_is_looked_at_each_time(
+    looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks.network, "_scan_pace", LookPace(looks.clock, 0.25, 1_000))
+    looks.network.deposits.is_quiet = False
+    assert len(await looks.within(looks.network.observe, 3_000, 200)) == 15
 
-    monkeypatch.setattr(EvmDepositLedger, "is_awaiting", is_awaiting)
-    monkeypatch.setattr(EvmNetworkAdapter, "poll", note)
-    monkeypatch.setattr(network.deposits, "observe", note)
-    for looked, work in ((network.maintain, "upkeep"), (network.observe, "scan")):
-        rounds.clear()
-        clock.now = began
-        for second in range(13):
-            network.connection.problem, network.deposits.is_quiet = None, True
-            awaiting = second == 7
-            await looked()
-            clock.now += 1000
-        assert rounds == [0, 5, 7, 12], work
-    rounds.clear()
-    network.connection.problem = "the node of arbitrum is down"
-    await network.maintain()
-    assert len(rounds) == 1, "a node that failed is tried each time"
-    network.connection.problem = None
-    network.upkeep._await_again(payment("tr_1", 0))
-    await network.maintain()
-    assert len(rounds) == 2, "a settled payment is in no block"
+
+async def test_slow_chain_is_scanned_as_its_next_block_is_expected(
+    looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = LookPace(looks.clock, 12.0, 1_000)
+    monkeypatch.setattr(looks.network, "_scan_pace", slow)
+    looks.is_awaiting = True
+    assert await looks.within(looks.network.observe, 12_000, 200) == [
+        *range(0, 12_000 * 9 // 10, 2_000), *range(10_800, 12_000, 200)
+    ]  # fmt: skip
+    assert await looks.within(looks.network.observe, 3_000, 200) == [
+        *range(0, 1_000, 200), *range(1_800, 3_000, 1_000)
+    ], "a late block is looked for less often"  # fmt: skip
+    looks.height += 1
+    await looks.network.observe()
+    assert await looks.within(looks.network.observe, 3_000, 200) == [800, 2_800]
+
+
+async def test_upkeep_rests_while_no_payment_is_out(looks: Looks) -> None:
+    maintain = looks.network.maintain
+    assert await looks.within(maintain, 61_000, 1_000) == [0, 60_000]
+    looks.is_awaiting = True
+    assert await looks.within(maintain, 41_000, 1_000) == [19_000, 39_000]
+    looks.is_awaiting = False
+    looks.are_sweeps_due = True
+    looks.clock.now += 12_000
+    assert len(await looks.within(maintain, 5_000, 1_000)) == 5
+
+
+async def test_upkeep_of_a_network_in_trouble_does_not_rest(looks: Looks) -> None:
+    looks.network.connection.problem = "the node of arbitrum is down"
+    assert len(await looks.within(looks.network.maintain, 3_000, 1_000)) == 3
+    looks.network.connection.problem = None
+    looks.network.upkeep._await_again(payment("tr_1", 0))
+    assert len(await looks.within(looks.network.maintain, 3_000, 1_000)) == 3
 
 
 def test_network_is_down_while_its_own_node_is(

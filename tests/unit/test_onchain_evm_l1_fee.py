@@ -229,25 +229,25 @@ async def test_an_authorization_costs_more_than_a_payout() -> None:
 
 
 async def test_the_cost_follows_the_oracle() -> None:
-    node = Node(rate=10**6)
-    gas = gas_of(node)
-    await gas.poll(head())
-    node.rate = 0
+    node, clock = Node(rate=0), ManualClock()
+    gas = EvmGas(connection_to(node), HOT, clock)
     await gas.poll(head())
     without = gas.payout_cost()
     for rate in (10**6, 10**7):
         node.rate = rate
+        clock.now += 10_000
         await gas.poll(head())
         assert gas.payout_cost() - without == with_l1_margin(rate * len(node.reported[-1]))
 
 
 @pytest.mark.parametrize("problem", [REFUSAL, REVERTED, SILENCE])
 async def test_cost_is_unknown_without_the_oracle(problem: RpcFailure) -> None:
-    node = Node()
-    gas = gas_of(node)
+    node, clock = Node(), ManualClock()
+    gas = EvmGas(connection_to(node), HOT, clock)
     await gas.poll(head())
     assert gas.problem is None
     node.problem = problem
+    clock.now += 10_000
     try:
         await gas.poll(head())
     except RpcFailure:
@@ -270,18 +270,30 @@ async def test_balances_are_known_though_the_oracle_fails() -> None:
     assert (gas.hot.ether, gas.hot.usdc) == (10**18, 5)
 
 
-async def test_gas_is_looked_at_by_block_and_every_five_seconds() -> None:
-    node, clock, top = Node(), ManualClock(), head()
+async def test_fees_are_asked_for_every_ten_seconds() -> None:
+    node, clock = Node(), ManualClock()
     gas = EvmGas(connection_to(node), HOT, clock)
-    await gas.poll(top)
-    clock.now += 4_999
-    await gas.poll(top)
+    await gas.poll(head())
+    clock.now += 9_999
+    await gas.poll(head())
     assert len(node.reported) == 1
     clock.now += 1
-    await gas.poll(top)
-    assert len(node.reported) == 2
     await gas.poll(head())
-    assert len(node.reported) == 3
+    assert len(node.reported) == 2
+
+
+async def test_balances_are_noted_again_once_a_payment_is_mined() -> None:
+    node = Node()
+    gas = gas_of(node)
+    await gas.poll(head(), {"tr_1"})
+    await gas.poll(head(), {"tr_1", "tr_2"})
+    assert gas.hot is not None
+    noted, top = gas.hot.block_number, head()
+    await gas.poll(top, {"tr_2"})
+    assert noted < gas.hot.block_number == top.number
+    await gas.poll(head(), {"tr_2"})
+    assert gas.hot.block_number == top.number
+    assert len(node.reported) == 1
 
 
 async def test_the_l1_part_counts_towards_the_highest_fee() -> None:

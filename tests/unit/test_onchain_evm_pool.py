@@ -280,6 +280,7 @@ async def test_node_without_an_answer_is_no_failure_and_logged_once(
 async def test_a_node_that_refused_is_asked_again_when_it_was_lost(reader: Reader) -> None:
     reader.chain.refusal = REFUSALS[0]
     await reader.poll()
+    later(reader, 1)
     await reader.poll()
     assert reader.chain.asked.count("pending") == 1
     with pytest.raises(Exception, match="can't be settled"), reader.connection.watched():
@@ -310,9 +311,36 @@ async def test_node_without_pending_block_has_no_hint_and_is_retried(
     monkeypatch.setattr(reader.chain, "pending_block", newest)
     await reader.poll()
     await reader.poll()
+    assert len(asked) == 1, "a second later"
+    later(reader, 1)
+    await reader.poll()
     assert len(asked) == 2
     assert logged.entries == []
     assert await sighting(reader, "a") is None
+
+
+async def test_network_without_a_pool_is_asked_for_it_rarely(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    async def pending(*, seconds: float) -> Any:
+        asked.append(seconds)
+        return answer
+
+    async def looks() -> int:
+        asked.clear()
+        for _ in range(60):
+            later(reader, 1)
+            await reader.poll()
+        return len(asked)
+
+    monkeypatch.setattr(reader.chain, "pending_block", pending)
+    await wait_for_deposit(reader.ledger._db, OURS[5].address, expires_at=reader.clock.now + DAY)
+    answer = {"number": hex(reader.chain.head), "transactions": []}
+    assert await looks() == 10, "a node that lags answers so for a while"
+    answer = {"number": hex(reader.chain.head + 1), "transactions": []}
+    assert await looks() in range(48, 52)
 
 
 async def test_a_block_mined_meanwhile_is_read_whatever_its_number(
@@ -325,6 +353,7 @@ async def test_a_block_mined_meanwhile_is_read_whatever_its_number(
             return {"number": number, "transactions": [paying(f"a{number}")]}
 
         monkeypatch.setattr(reader.chain, "pending_block", next_block)
+        later(reader, 1)
         await reader.poll()
         assert await sighting(reader, f"a{number}") is not None
 

@@ -15,7 +15,18 @@ from rpcsvc.store.backends.sqlite.database import SqliteDatabase, compiled
 from rpcsvc.store.database import StoreConflict
 from tests.rows import all_rows, statement
 from tests.unit.evm_chain import OURS, TOKEN, Reader, txid_of
-from tests.unit.evm_pending import DAY, HOUR, MINUTE, NODE, held, mined, paying, reading, sighting
+from tests.unit.evm_pending import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NODE,
+    held,
+    later,
+    mined,
+    paying,
+    reading,
+    sighting,
+)
 from tests.waiting import wait_for_deposit
 
 
@@ -35,6 +46,7 @@ async def test_hints_of_an_address_are_bounded(reader: Reader, database: SqliteD
     for number in range(3):
         flood = [paying(f"flood{number}.{n}") for n in range(500)]
         reader.chain.pool = [*flood, paying("honest", to=1)]
+        later(reader, 1)
         await reader.poll()
         assert await held(reader) == {1: MOST_PER_ADDRESS, 2: 1}
 
@@ -48,6 +60,7 @@ async def test_hints_of_one_scan_are_bounded_and_the_next_adds_more(
     reader.chain.pool = [paying(f"tx{n}", to=n) for n in range(12)]
     await reader.poll()
     assert sum((await held(reader)).values()) == 10
+    later(reader, 1)
     await reader.poll()
     assert sum((await held(reader)).values()) == 12
 

@@ -12,6 +12,7 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, NotSent
+from rpcsvc.settlement.onchain.monero import connection as connections
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
@@ -210,10 +211,34 @@ async def test_block_arriving_meanwhile_is_rechecked_a_bounded_time(pair: Pair) 
     connection = pair.connection()
     pair.daemons.tops = ["a", "b", "c", "d", "e", "e"]
     assert (await connection.in_step()).top_hash == "e"
-    pair.daemons.tops = ["a", "b", "c", "d", "e", "f", "f", "f"]
+    pair.daemons.tops = ["a", "b", "c", "d", "g", "f", "f", "f"]
     with pytest.raises(Unavailable, match="same block"):
         await connection.in_step()
     assert pair.daemons.tops == ["f", "f"]
+
+
+async def test_wallet_is_refreshed_once_for_a_top_block(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, now = pair.connection(), 1_000
+    monkeypatch.setattr(connections, "steady_ms", lambda: now)
+
+    async def refreshed() -> bool:
+        pair.daemons.refreshes.clear()
+        await connection.in_step()
+        return bool(pair.daemons.refreshes)
+
+    assert [await refreshed() for _ in range(3)] == [True, False, False]
+    pair.daemons.tops = ["next"]
+    assert await refreshed()
+    now += 5_000
+    assert await refreshed(), "somebody else may have moved the wallet"
+    with pytest.raises(Unavailable), connection.watched():
+        raise NotSent("wallet", "refresh", "not reached")
+    assert await refreshed(), "another wallet may have been opened"
+    pair.daemons.scanned = 99
+    with pytest.raises(Unavailable, match="same block"):
+        await connection.in_step()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from structlog.testing import LogCapture
 
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
@@ -210,9 +211,13 @@ class Rig:
     units: dict[str, int] = field(default_factory=dict)
     log: LogCapture = field(default_factory=LogCapture)
 
+    async def observe(self) -> list[DepositSighting]:
+        """One pass, not committed."""
+        return await self.scanner.observe(await self.scanner._connection.check_node())
+
     async def poll(self) -> dict[str, DepositState]:
         """One pass, committed; the last state of every deposit."""
-        found = await self.scanner.observe()
+        found = await self.observe()
         await self.scanner.acknowledge(found)
         for item in found:
             self.reported[item.key.txid] = item.state
@@ -276,10 +281,41 @@ async def test_scanned_height_is_that_of_the_committed_block(rig: Rig) -> None:
     top = len(rig.chain.blocks) - 1
     assert rig.scanner.scanned_height == top
     rig.chain.mine(paid("a", XMR))
-    found = await rig.scanner.observe()
+    found = await rig.observe()
     assert rig.scanner.scanned_height == top, "shown, and not committed yet"
     await rig.scanner.acknowledge(found)
     assert rig.scanner.scanned_height == top + 1
+
+
+async def test_wallet_rests_until_block_or_pool_change(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = Clock().now_ms()
+    monkeypatch.setattr(Clock, "now_ms", lambda _: now)
+
+    async def rests(pool_size: int = 0) -> bool:
+        info = replace(await rig.node.info(), pool_size=pool_size)
+        return rig.scanner.may_rest(info)
+
+    rig.restart()
+    assert not await rests(), "nothing was looked at yet"
+    await rig.poll()
+    assert await rests()
+    assert not await rests(pool_size=1)
+    now += 1_999
+    assert await rests()
+    now += 1
+    assert not await rests(), "one may have taken the place of another in the pool"
+    rig.chain.mine(paid("a", XMR))
+    assert not await rests()
+    await rig.poll()
+    assert not await rests(), "it had something to show"
+    await rig.poll()
+    assert await rests()
+    rig.wallet.primary = "4another"
+    with pytest.raises(ChainUnusable):
+        await rig.poll()
+    assert not await rests()
 
 
 async def test_failed_scan_is_not_complete(rig: Rig) -> None:
@@ -347,7 +383,7 @@ async def test_deposit_that_is_just_being_mined_is_not_removed(rig: Rig) -> None
         rig.chain.mine(one)
 
     rig.node.between = mine_once
-    found = await rig.scanner.observe()
+    found = await rig.observe()
     assert found == [], "it is in the pool, then in a block: nothing of it has changed"
     await rig.scanner.acknowledge(found)
     rig.chain.mine(empty=3)
@@ -361,7 +397,7 @@ async def test_deposits_stay_while_blocks_outrun_the_node(rig: Rig) -> None:
     rig.node.between = rig.chain.mine
     for _ in range(3):
         with pytest.raises(Unavailable, match="moved while its node was asked"):
-            await rig.scanner.observe()
+            await rig.observe()
         await rig.scanner.acknowledge([])
         assert rig.scanner.complete_until is None
     rig.node.between = lambda: None
@@ -387,7 +423,7 @@ async def test_deposit_that_a_start_can_not_tell_of_has_no_depth(rig: Rig) -> No
     rig.restart()
     rig.node.between = rig.chain.mine
     with pytest.raises(Unavailable):
-        await rig.scanner.observe()
+        await rig.observe()
     assert await rig.scanner.confirmations(key) == 0, "nothing is paid out for it"
 
 
@@ -683,12 +719,12 @@ async def test_unacknowledged_confirmation_survives_a_conflict(
     rig.chain.mine(paid("t1", 5 * XMR))
     assert await rig.poll() == {"t1": SEEN}
     rig.chain.mine(empty=5)
-    (shown,) = await rig.scanner.observe()
+    (shown,) = await rig.observe()
     assert shown.state is CONFIRMED
     # The order layer committed it, and the service was killed before the acknowledgement.
     rig.restart()
     rig.wallet.lag = 1
-    assert await rig.scanner.observe() == []
+    assert await rig.observe() == []
     rig.wallet.lag = 0
     assert await rig.poll() == {"t1": CONFIRMED}
 
@@ -750,7 +786,7 @@ async def test_what_is_confirmed_late_is_shown_until_it_is_committed(rig: Rig) -
     rig.wallet.lost = set()
     rig.chain.mine()
     for _ in range(2):
-        (shown,) = await rig.scanner.observe()
+        (shown,) = await rig.observe()
         assert shown.state is CONFIRMED
         rig.restart()
     assert await rig.poll() == {"a": CONFIRMED}

@@ -66,7 +66,8 @@ def test_time_of_an_order_is_of_its_kind_and_second() -> None:
     before = swapping()
     after = replace(before, status=OrderStatus.COMPLETED)
     terms = after.terms
-    kind = SwapKind("x2u", terms.chain, sum(terms.expected_output >= n * ONE_USDC for n in SIZES))
+    size = sum(terms.expected_output >= n * ONE_USDC for n in SIZES)
+    kind = SwapKind(f"x2u/{terms.chain}/{size}")
     assert kind_of_order(after) == kind
     last = NOW + 60_000
     for bucket, bound in enumerate(BOUNDS):
@@ -78,7 +79,7 @@ def test_time_of_an_order_is_of_its_kind_and_second() -> None:
 
 def test_kind_of_a_sale_of_usdc_is_its_deposit() -> None:
     found = kind_of(Direction.USDC_TO_XMR, "base", 1_000 * ONE_USDC, 1)
-    assert found == SwapKind("u2x", "base", 2)
+    assert found == SwapKind("u2x/base/2")
     sold = open_order(orders.terms(Direction.USDC_TO_XMR))
     assert kind_of_order(sold) == kind_of(
         Direction.USDC_TO_XMR, "arbitrum", sold.terms.deposit_amount, 1

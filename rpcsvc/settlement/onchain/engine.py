@@ -438,7 +438,18 @@ class OnchainEngine(Wallets):
 
     @override
     async def observe(self) -> Observation:
-        return together(await asyncio.gather(*(w.observe() for w in self._watches.values())))
+        # Once one scan has news the others go on, and the next pass shows what they find: a deposit
+        # that is confirmed waits for no other asset's node.
+        looks = [asyncio.create_task(watch.observe()) for watch in self._watches.values()]
+        try:
+            for look in asyncio.as_completed(looks):
+                if (await look).sightings:
+                    break
+        finally:
+            for each in looks:
+                each.cancel()
+            found = await asyncio.gather(*looks, return_exceptions=True)
+        return together(each for each in found if isinstance(each, Observation))
 
     @override
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:

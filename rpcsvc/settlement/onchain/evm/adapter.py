@@ -59,9 +59,13 @@ _LOOK_SECONDS: Final = 5.0
 # How long an order waits for the answer; a slow node keeps nobody from ordering.
 WAIT_SECONDS: Final = 0.5
 KEPT_MS: Final = 60_000
-# Between two looks at a network where nothing is under way. A new order ends that within a second,
-# and its fee is quoted with room for the base fee to double.
-IDLE_MS: Final = 5_000
+# Between two scans of a network where no order awaits a deposit and none is under way, and between
+# two rounds of upkeep while no payment is out. A new order ends the longer pause within a second;
+# fees are quoted with room for the base fee to double, and asked for again before a signature.
+IDLE_MS: Final = 20_000
+RESTING_MS: Final = 60_000
+# The longest pause while an order awaits a deposit: a pending payment is seen, and has its time.
+_LONGEST_MS: Final = 2_000
 _MOST_KEPT: Final = 4_096
 # The most payouts that are signed and recorded together, where the node takes batches and where it
 # doesn't: they share the time limit of one.
@@ -132,19 +136,43 @@ class Blacklist:
 
 
 class LookPace:
-    """Tells when work is due: each time, or every IDLE_MS while there is none to speak of."""
+    """Tells when to look at a network: as its next block is expected, not at each tick of a clock.
 
-    def __init__(self, clock: Clock) -> None:
+    ``poll_ms``: between two looks at a chain with faster blocks, and at one whose block is late.
+    """
+
+    def __init__(self, clock: Clock, block_seconds: float, poll_ms: int) -> None:
         self._clock = clock
+        self._block_ms = block_seconds * 1000
+        self._poll_ms = poll_ms
+        self._height: int | None = None
+        self._since = 0
         self._done_at: int | None = None
 
-    def is_due(self, *, is_idle: bool) -> bool:
-        """Whether to do the work now; then it counts as done."""
+    def saw(self, height: int | None) -> None:
+        """Note the newest block."""
+        if height != self._height:
+            self._height, self._since = height, self._clock.now_ms()
+
+    def is_due(self, pause_ms: int) -> bool:
+        """Whether to look now, ``pause_ms`` after the last look; then it counts as done."""
         now, done_at = self._clock.now_ms(), self._done_at
-        if is_idle and done_at is not None and abs(now - done_at) < IDLE_MS:
+        if done_at is not None and 0 <= now - done_at < pause_ms:
             return False
         self._done_at = now
         return True
+
+    def of_blocks(self, *, is_waiting: bool) -> int:
+        """Return the pause (ms) of a network where something is under way.
+
+        ``is_waiting``: something waits for the very next block.
+        """
+        if self._block_ms < self._poll_ms:
+            return 0 if is_waiting else self._poll_ms
+        age = self._clock.now_ms() - self._since
+        if 0 <= age < self._block_ms * 9 // 10:
+            return _LONGEST_MS
+        return 0 if age < self._block_ms + self._poll_ms else self._poll_ms
 
 
 class EvmNetworkAdapter(ServedNetwork):
@@ -161,6 +189,7 @@ class EvmNetworkAdapter(ServedNetwork):
         budget: GasBudget,
         clock: Clock,
         switch: PauseSwitch,
+        poll_ms: int,
     ) -> None:
         self.network = node.network
         self.client = node.client
@@ -170,7 +199,9 @@ class EvmNetworkAdapter(ServedNetwork):
         self._blacklist = Blacklist(self.connection)
         self.deposits = EvmDepositScanner(self.connection, ledgers.deposits, clock)
         self._deposit_ledger, self._clock = ledgers.deposits, clock
-        self._upkeep_pace, self._scan_pace = LookPace(clock), LookPace(clock)
+        self._poll_ms = poll_ms
+        self._upkeep_pace = LookPace(clock, node.network.block_seconds, poll_ms)
+        self._scan_pace = LookPace(clock, node.network.block_seconds, poll_ms)
         signer = keys.signer(HOT_WALLET_INDEX)
         nonces = EvmNonces(
             self.connection, signer.address, ledgers.payments, ledgers.unrecorded, switch
@@ -271,15 +302,24 @@ class EvmNetworkAdapter(ServedNetwork):
 
         The chain is looked at rarely while no order waits for a deposit and none is under way.
         """
-        is_idle = self.deposits.is_quiet and not await self._is_awaiting()
-        if not self._scan_pace.is_due(is_idle=is_idle):
+        if not self._scan_pace.is_due(await self._scan_pause()):
             return Observation()
         try:
             found = await self.deposits.observe()
         except Unavailable:
             return Observation()  # health says why; a later pass sees the deposits
+        finally:
+            self._scan_pace.saw(self.connection.height())
         at = self.deposits.complete_until
         return Observation(found, {} if at is None else {self.network.name: at})
+
+    async def _scan_pause(self) -> int:
+        """Return how long (ms) to leave the chain alone after a scan."""
+        if self.deposits.complete_until is None:
+            return self._poll_ms  # it failed, or has not read all blocks
+        if self.deposits.is_quiet and not await self._is_awaiting():
+            return IDLE_MS
+        return self._scan_pace.of_blocks(is_waiting=not self.deposits.is_quiet)
 
     async def _is_awaiting(self) -> bool:
         """Whether an order awaits a deposit here; also while the database can't tell."""
@@ -288,15 +328,18 @@ class EvmNetworkAdapter(ServedNetwork):
         except Unavailable:
             return True
 
-    async def _is_idle(self) -> bool:
-        """Whether no order awaits a deposit, no payment is under way and the node is fine."""
-        is_troubled = self.connection.problem is not None or self.upkeep.awaits_again
-        if is_troubled or await self._is_awaiting():
-            return False
+    async def _upkeep_pause(self) -> int:
+        """Return how long (ms) to leave payments and fees alone after a round."""
+        is_troubled = self.connection.problem is not None or self.payments.gas.problem is not None
+        if is_troubled or self.upkeep.awaits_again:
+            return self._poll_ms
         try:
-            return not await self.payments.under_way()
+            if await self.payments.under_way() or await self.sweeps.are_due():
+                return self._upkeep_pace.of_blocks(is_waiting=False)
         except Unavailable:
-            return False
+            return self._poll_ms
+        is_refusing = self.connection.paused or self._why_nothing_is_sent() is not None
+        return IDLE_MS if is_refusing or await self._is_awaiting() else RESTING_MS
 
     def _in_usdc(self, wei: int) -> int:
         return max(1, mul_div_ceil(wei, self._coin_price, _WEI))
@@ -342,10 +385,13 @@ class EvmNetworkAdapter(ServedNetwork):
 
     async def poll(self) -> Block | None:
         """Check the node, then note fees and balances; the newest block, None after a failure."""
+        gas = self.payments.gas
         try:
             with self.connection.watched():
-                head = await self.connection.check()
-                await self.payments.gas.poll(head)
+                unmined = {payment.payment_id for payment in await self.payments.unmined()}
+                ask = self.connection.head if gas.is_fresh() else self.connection.check
+                head = await ask()
+                await gas.poll(head, unmined)
                 await self.payments.reconcile()
                 await self.payments.nonces.measure()
                 await self.opening.poll(head)
@@ -366,11 +412,12 @@ class EvmNetworkAdapter(ServedNetwork):
     async def maintain(self) -> None:
         """Refresh, follow payments, sweep; a failure is in health and tried again.
 
-        Rarely while nothing is under way: nobody waits for it then.
+        Rarely while no payment is under way: nobody waits for it then.
         """
-        if not self._upkeep_pace.is_due(is_idle=await self._is_idle()):
+        if not self._upkeep_pace.is_due(await self._upkeep_pause()):
             return
         head = await self.poll()
+        self._upkeep_pace.saw(self.connection.height())
         try:
             with self.connection.watched():
                 if head is None:
@@ -427,7 +474,7 @@ class EvmAdapter(ChainAdapter):
         self.gas_budget = GasBudget(settings.authorization_gas, prices, ledgers.payments, clock)
         self.networks: Mapping[str, EvmNetworkAdapter] = {
             node.network.name: EvmNetworkAdapter(
-                node, keys, ledgers, self.gas_budget, clock, switch
+                node, keys, ledgers, self.gas_budget, clock, switch, settings.poll_ms
             )
             for node in nodes
         }

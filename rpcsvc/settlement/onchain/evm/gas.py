@@ -9,7 +9,7 @@ fee".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -52,8 +52,8 @@ _FEE: Final = 2**40 - 1
 _NOBODY: Final = usdc.read_address(bytes(12) + usdc.keccak256(b"nobody")[12:])
 # An amount of many digits: where bytes are paid for, it costs the most.
 _MUCH: Final = 2**40 - 1
-# How long what was noted at a block serves while it stays the newest.
-_KEPT_MS: Final = 5_000
+# How long fees serve for quotes, and a balance that no payment has changed. Signatures ask again.
+_KEPT_MS: Final = 10_000
 _OPENING: Final = ("network", "sender", "block_number", "block_hash", "nonce", "wei")
 _PUT_OPENING: Final = upsert("evm_openings", _OPENING, ("network", "sender"))
 
@@ -205,8 +205,9 @@ class EvmGas:
         self._l1 = L1Fee(connection)
         self._gas = with_margin(USUAL_GAS)
         self._moment: FeeData | None = None
-        # The hash of the block at which all of this was noted, and when.
-        self._noted: tuple[str, int] | None = None
+        # When all of this was noted, and the payments that waited to be mined then, by id.
+        self._noted_at: int | None = None
+        self._unmined: Set[str] = frozenset()
         self._l1_fee: int | None = None
         self.hot: HotBalances | None = None
         self.problem: str | None = None
@@ -260,33 +261,47 @@ class EvmGas:
         """Whether the next block would not take the payment for its price."""
         return is_too_low(_price(payment), await self._connection.client.fees())
 
-    async def poll(self, top: Block) -> None:
-        """Note fees and the hot wallet's balances at ``top``, the newest block.
+    def forget(self) -> None:
+        """Have the next poll ask for everything."""
+        self._noted_at = None
 
-        Once for each block, and again while it stays the newest: tips follow the pool as well.
+    def is_fresh(self) -> bool:
+        """Whether all was noted a short time ago. Tips follow the pool, so it is not of a block."""
+        if self._noted_at is None or self.problem is not None:
+            return False
+        return 0 <= self._clock.now_ms() - self._noted_at < _KEPT_MS
+
+    async def poll(self, top: Block, unmined: Set[str] = frozenset()) -> None:
+        """Note fees and the hot wallet's balances at ``top``, the newest block, unless it is fresh.
+
+        ``unmined``: the payments that waited to be mined before ``top`` was asked for, by id. Once
+        one was mined the balances are noted again: nothing is reserved for it any longer.
         """
-        if self._is_fresh(top) and self.problem is None:
+        if self.is_fresh():
+            if self._unmined - unmined:
+                self.hot = await self._balances(top)
+            self._unmined = unmined
             return
-        self._noted = None
+        self.forget()
         client, hot = self._connection.client, self._hot_wallet
         with client.rpc.together():
-            moment, ether, units, is_blacklisted, _, _ = await asyncio.gather(
+            moment, held, is_blacklisted, _, _ = await asyncio.gather(
                 client.fees(top),
-                client.ether(hot),
-                self._connection.balance(hot, top.number),
+                self._balances(top),
                 self._connection.is_blacklisted(hot),
                 self._look_at_l1(),
                 self._look_at_gas(),
             )
-        self.is_blacklisted = is_blacklisted
-        self.hot = HotBalances(ether, units, top.number)
-        self._moment, self._noted = moment, (top.hash, self._clock.now_ms())
+        self.hot, self.is_blacklisted = held, is_blacklisted
+        self._moment, self._unmined, self._noted_at = moment, unmined, self._clock.now_ms()
 
-    def _is_fresh(self, top: Block) -> bool:
-        if self._noted is None:
-            return False
-        block_hash, noted_at = self._noted
-        return block_hash == top.hash and abs(self._clock.now_ms() - noted_at) < _KEPT_MS
+    async def _balances(self, top: Block) -> HotBalances:
+        client, hot = self._connection.client, self._hot_wallet
+        with client.rpc.together():
+            ether, units = await asyncio.gather(
+                client.ether(hot), self._connection.balance(hot, top.number)
+            )
+        return HotBalances(ether, units, top.number)
 
     async def _look_at_gas(self) -> None:
         """Note the gas of a payout: on some networks it includes the price of data elsewhere."""

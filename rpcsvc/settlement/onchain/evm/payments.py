@@ -301,6 +301,8 @@ class EvmPayments(Payments):
         self.writer = asyncio.Lock()
         self._presence = EvmPresence(connection, self.board)
         self._payouts_waiting = 0
+        # Payments that this process has signed, and that no node was given: none can have them.
+        self._unseen: set[str] = set()
         # How many companions the node may be asked about: fewer once that were too many calls.
         self._room = MOST_CALLS
         # Held from reading a payment to recording how far it is: look-ups run beside the writer.
@@ -337,6 +339,7 @@ class EvmPayments(Payments):
 
                 await record([payment.prepared for payment in payments], commit)
         signed = {payment.payment_id for payment in payments}
+        self._unseen |= signed
         return [each for each in tried if each.transfer_id not in signed]
 
     async def _sign_together(
@@ -668,6 +671,7 @@ class EvmPayments(Payments):
         """
         if unknown := [each for each in payments if each.state is EvmPaymentState.PREPARED]:
             await self._mark_published(unknown)
+        self._unseen -= {each.payment_id for each in payments}
         attempts = [await self.paid_out_attempt(each) or each.latest for each in payments]
         answers = await self._connection.client.submit_each(
             [bytes.fromhex(attempt.raw) for attempt in attempts]
@@ -689,7 +693,10 @@ class EvmPayments(Payments):
     @override
     async def look_up(self, transfer: Transfer) -> Verdict:
         with self._connection.watched():
-            return await self.verdict(await self._known(transfer))
+            payment = await self._known(transfer)
+            if payment.state is EvmPaymentState.PREPARED and payment.payment_id in self._unseen:
+                return Verdict(Outcome.ABSENT)
+            return await self.verdict(payment)
 
     async def verdict(self, payment: EvmPayment, top: Block | None = None) -> Verdict:
         """Ask the node, record the payment's state, and return the verdict.

@@ -58,8 +58,13 @@ _NODE_LAG_SECONDS: Final = 30
 _WIDEST_OVERLAP: Final = 256
 _METHOD: Final = "eth_getBlockByNumber"
 _SECONDS: Final = 3.0
-# A node that refused, or had too much to say, is asked again after that; or when it was lost.
+# A pending block is large: it is not asked for more often than that.
+_POLL_MS: Final = 1_000
+# A node that refused, or had too much to say, is asked again after that; or when it was lost. So is
+# one that answers with a mined block so many times in a row: some networks show no pool, and of
+# several nodes behind one address one that lags answers so for a while.
 _PAUSE_MS: Final = 60_000
+_MINED_IN_A_ROW: Final = 10
 _CLEANING_MS: Final = 3_600_000
 _KEEP_MS: Final = 24 * 3_600_000
 # A block of 60 million gas holds fewer that move a token. To read one takes some 16 microseconds,
@@ -290,6 +295,8 @@ class PoolWatch:
         self._cleaned_at: int | None = None
         self._refused: tuple[int, int] | None = None
         self._is_reported = False
+        self._polled_at: int | None = None
+        self._mined_in_a_row = 0
 
     async def poll(self, head: Block) -> None:
         """Note payments that are about to be mined after ``head``. Raises errors.Unavailable."""
@@ -297,6 +304,7 @@ class PoolWatch:
         await self._clean(now)
         if self._is_postponed(now) or not await self._ledger.is_awaiting(self._network.name, now):
             return
+        self._polled_at = now
         try:
             payments = await self._payments(head)
         except RpcFailure as failure:
@@ -323,7 +331,9 @@ class PoolWatch:
             return {}
         block = read_pending(client.rpc.endpoint.name, answer)
         if _is_mined(block, head):
+            self._mined_in_a_row += 1
             return {}
+        self._mined_in_a_row = 0
         return dict(pending_payments(block, self._network.token))
 
     async def _note(self, payments: Mapping[str, str]) -> None:
@@ -358,7 +368,11 @@ class PoolWatch:
             self._cleaned_at = now
 
     def _is_postponed(self, now: int) -> bool:
-        """Whether the node refused a short time ago, and was not lost since."""
+        """Whether the node was asked, or refused, a short time ago, and was not lost since."""
+        if self._polled_at is not None:
+            shows_none = self._mined_in_a_row >= _MINED_IN_A_ROW
+            if 0 <= now - self._polled_at < (_PAUSE_MS if shows_none else _POLL_MS):
+                return True
         if self._refused is None:
             return False
         at, failures = self._refused

@@ -9,6 +9,7 @@ balance do. An address that can't be swept is reported and retried after an hour
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -100,6 +101,16 @@ class EvmSweeps:
         ended = [await self._end(sweep, head.number) for sweep in under_way]
         await self._begin(self._network.sweep_batch - ended.count(False))
 
+    async def are_due(self) -> bool:
+        """Whether a sweep may begin or end now, as far as is known. Raises Unavailable."""
+        if await self._ledger.sweeps_under_way(self._network.name):
+            return True
+        if self._connection.paused or self._payments.gas.is_blacklisted:
+            return False
+        if self._gas_problem() is not None or not self._backoff.is_due(_GAS):
+            return False
+        return bool(self._due_now(await self._unswept()))
+
     async def _can_move(self) -> bool:
         """Whether the token moves anything to the hot wallet just now."""
         problem = None
@@ -111,10 +122,9 @@ class EvmSweeps:
         return problem is None
 
     async def _begin(self, room: int) -> None:
-        now = self._clock.now_ms()
-        unswept = await self._ledger.unswept(self._network.name, self._network.sweep_units)
+        unswept = await self._unswept()
         self._forget_all_but({due.address for due in unswept})
-        due_now = [item for item in unswept if self._not_before.get(item.address, 0) <= now]
+        due_now = self._due_now(unswept)
         if not due_now:
             self._conditions.set(_ALL, None)
             return
@@ -133,6 +143,14 @@ class EvmSweeps:
             if not await self._send(due, step):
                 return
             room -= 1
+
+    async def _unswept(self) -> list[UnsweptAddress]:
+        return await self._ledger.unswept(self._network.name, self._network.sweep_units)
+
+    def _due_now(self, unswept: Sequence[UnsweptAddress]) -> list[UnsweptAddress]:
+        """Return the addresses whose sweep is not postponed."""
+        now = self._clock.now_ms()
+        return [item for item in unswept if self._not_before.get(item.address, 0) <= now]
 
     def _can_pay(self) -> bool:
         """Whether the hot wallet may be able to pay for a sweep now. Asks nobody."""

@@ -145,8 +145,10 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
     async def observe(self) -> Observation:
         try:
             with self._connection.watched():
-                await self._connection.ready()
-                found = await self._deposits.observe()
+                info = await self._connection.check_node()
+                if self._deposits.may_rest(info):
+                    return Observation()
+                found = await self._deposits.observe(await self._connection.ready(info))
         except Unavailable:
             return Observation()  # health says why; a later pass sees the deposits
         at = self._deposits.complete_until

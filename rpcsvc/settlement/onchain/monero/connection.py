@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from rpcsvc.clock import steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Condition, faults
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure, StallDetector
@@ -30,6 +31,8 @@ log = structlog.get_logger(__name__)
 _MOST_BEHIND: Final = 2
 # In 20 times as long as usual no block comes once in some hundred million.
 _LONGEST_GAP_MS: Final = 40 * 60_000
+# How long a refresh serves those who need the wallet at its node's top block.
+_IN_STEP_MS: Final = 5_000
 # A block may come while the wallet refreshes.
 _TRIES: Final = 3
 
@@ -61,6 +64,8 @@ class MoneroConnection:
         self.primary_address = ""
         self.lag: str | None = None
         self.problem: str | None = "not started"
+        # The top block at which wallet and node were in step, and when (steady ms).
+        self._in_step: tuple[str, int] | None = None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -74,13 +79,13 @@ class MoneroConnection:
             self._note(str(found))
             raise Unavailable("XMR can't be settled right now. Try again later.") from found
 
-    async def ready(self) -> NodeInfo:
+    async def ready(self, info: NodeInfo | None = None) -> NodeInfo:
         """Check the node, which wallet is open, and all of the wallet again after each failure.
 
-        Raises RpcFailure and ChainUnusable.
+        ``info``: the node's state, if it was just checked. Raises RpcFailure and ChainUnusable.
         """
         self.addresses.require_scanned()
-        info = await self.check_node()
+        info = info or await self.check_node()
         async with self._connecting:
             if self.wallet_checked:
                 await self.require_wallet()
@@ -180,21 +185,39 @@ class MoneroConnection:
         self.problem = None
 
     async def in_step(self) -> NodeInfo:
-        """Refresh the wallet, and return the node's state once the wallet has scanned exactly its
-        chain.
+        """Return the node's state once the wallet has scanned exactly its chain; refresh the wallet
+        unless it had a moment ago.
 
         After blocks were taken off the chain a wallet keeps the transfers in them until the first
         block of the new branch: then it is ahead of its node. Raises errors.Unavailable.
         """
         for _ in range(_TRIES):
             before = await self.check_node()
+            if self._was_in_step(before) and await self.wallet.height() == before.height:
+                return before
             await self.wallet.refresh()
             scanned, info = await self.wallet.height(), await self.check_node()
             if scanned == info.height and before.top_hash == info.top_hash:
-                self.lag = None
+                self.note_in_step(info)
                 return info
         self.lag = f"the wallet is at height {scanned}, the node at {info.height}"
         raise Unavailable("The XMR wallet and its node are not at the same block. Try again later.")
+
+    def note_in_step(self, info: NodeInfo) -> None:
+        """Note that the wallet was refreshed, and has scanned the node's chain up to this top."""
+        self.lag = None
+        self._in_step = (info.top_hash, steady_ms())
+
+    def _was_in_step(self, info: NodeInfo) -> bool:
+        """Whether the wallet was in step at this very top block, a moment ago.
+
+        Not for longer: the node may have left the block since, and have come back to it, while
+        somebody else had the wallet refreshed. No output of the blocks between is spendable.
+        """
+        if self._in_step is None:
+            return False
+        top_hash, at = self._in_step
+        return top_hash == info.top_hash and steady_ms() - at < _IN_STEP_MS
 
     async def _open(self) -> None:
         try:
@@ -221,7 +244,7 @@ class MoneroConnection:
             )
 
     def _note(self, reason: str) -> None:
-        self.wallet_checked = False
+        self.wallet_checked, self._in_step = False, None
         if reason != self.problem:
             log.warning("monero_disconnected", reason=reason)
         self.problem = reason

@@ -14,6 +14,7 @@ outputs with different key images that it has at the address.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence, Set
 from enum import Enum
 from typing import Final
@@ -51,6 +52,9 @@ _POOL_KEEPS_MS: Final = 8 * 24 * 3600 * 1000
 # Anyone can send thousands of those, so each is checked about once an hour.
 _DAY_BLOCKS: Final = 720
 _RESTING_BLOCKS: Final = 30
+# How long a scan that showed nothing serves while the node has the same top block and as many
+# transactions in its pool: one may have taken the place of another, or a time lock may have ended.
+_SERVES_MS: Final = 2_000
 
 
 class Proof(Enum):
@@ -278,20 +282,27 @@ class DepositScanner:
         self._next: Cursor | None = None
         self._all_looked_at: int | None = None
         self._proofs = DepositProofs(connection, ledger)
+        # The top block and the size of the pool at a complete scan that showed nothing.
+        self._nothing_at: tuple[str, int] | None = None
         self.complete_until: int | None = None
         self.scanned_height: int | None = None
 
-    async def observe(self) -> list[DepositSighting]:
-        """Deposits whose state is not the one acknowledged last.
+    def may_rest(self, info: NodeInfo) -> bool:
+        """Whether a scan would most likely show nothing that the last one did not."""
+        since = self._clock.now_ms() - (self.complete_until or 0)
+        return self._nothing_at == (info.top_hash, info.pool_size) and 0 <= since < _SERVES_MS
+
+    async def observe(self, before: NodeInfo) -> list[DepositSighting]:
+        """Deposits whose state is not the one acknowledged last; ``before``: the node's state.
 
         Raises RpcFailure, ChainUnusable and errors.Unavailable.
         """
-        self._next, self.complete_until = None, None
+        self._next, self.complete_until, self._nothing_at = None, None, None
         began = self._clock.now_ms()
-        before = await self._connection.check_node()
-        self._fork = await self._find_fork()
+        self._fork, _ = await asyncio.gather(
+            self._find_fork(before), self._connection.wallet.refresh()
+        )
         self.scanned_height = None if self._fork < 0 else self._fork
-        await self._connection.wallet.refresh()
         listed = await self._connection.wallet.transfers(self._fork + 1)
         watched = await self._ledger.deposits_to_watch(self._fork)
         resting = {key_of(item) for item in watched if self._rests(item, before.height)}
@@ -312,13 +323,17 @@ class DepositScanner:
             if not resting:
                 self._all_looked_at = before.height
             self._next = Cursor(view.info.height - 1, view.info.top_hash)
+            self._connection.note_in_step(view.info)
             if self._connection.stall() is None:
                 self.complete_until = began
-        return [
+        found = [
             _sighting(item, state)
             for item, state in zip(records, states, strict=True)
             if state is not item.acknowledged and key_of(item) not in kept
         ]
+        if not found and self.complete_until is not None:
+            self._nothing_at = (before.top_hash, before.pool_size)
+        return found
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """Record committed deposits, and move the cursor to the block that was scanned.
@@ -345,9 +360,11 @@ class DepositScanner:
             return 0
         return max(0, height - found.height + 1)
 
-    async def _find_fork(self) -> int:
+    async def _find_fork(self, before: NodeInfo) -> int:
         """The newest block that was scanned and is still on the chain; -1 when none is."""
         for cursor in await self._ledger.cursors():
+            if cursor.hash == before.top_hash:
+                return cursor.height
             header = await self._connection.node.header_at(cursor.height)
             if header is not None and header.hash == cursor.hash:
                 return cursor.height
@@ -408,8 +425,11 @@ class DepositScanner:
         listed: Sequence[WalletTransfer],
         records: Sequence[DepositRecord],
     ) -> ChainView:
-        chain = await self._connection.find_transactions(sorted({item.txid for item in records}))
-        scanned, after = await self._connection.wallet.height(), await self._connection.check_node()
+        chain, scanned = await asyncio.gather(
+            self._connection.find_transactions(sorted({item.txid for item in records})),
+            self._connection.wallet.height(),
+        )
+        after = await self._connection.check_node()
         stale = [
             item
             for item in listed
