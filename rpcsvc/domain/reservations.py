@@ -253,25 +253,28 @@ class Claims(NamedTuple):
     """The units on a network that orders and withdrawals may still take, less signed transfers.
 
     ``returnable``: the part of ``total`` that may have to go back to depositors, planned refunds
-    included.
+    included. ``above_quotes``: the part for payouts above what their orders were quoted.
     """
 
     total: int
     returnable: int
+    above_quotes: int
 
 
 def units_to_leave(order: Order, transfer: Transfer, claims: Claims) -> int:
     """Return the units that a wallet must have left, or coming back, after an unsigned transfer.
 
     A refund waits for nobody. A payout never takes deposits that may have to go back; above what
-    was quoted (too much was deposited, or the rate rose) it takes no other order's money either.
-    An order that waits too long for that is refunded at its deadline, so that none waits for ever.
+    was quoted (too much was deposited, or the rate rose) it takes no money that another order was
+    quoted. What others get above their quotes it may take: an order that is overpaid, for more than
+    the wallet has, holds up no other. An order that waits too long is refunded at its deadline, so
+    that none waits for ever.
     """
     if transfer.kind is TransferKind.REFUND:
         return 0
     if transfer.units <= order.terms.expected_output:
         return claims.returnable
-    return claims.total - transfer.units - transfer.fee
+    return claims.total - claims.above_quotes - order.terms.expected_output - transfer.fee
 
 
 class ReservationChange(Struct, frozen=True):

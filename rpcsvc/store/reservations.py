@@ -72,11 +72,20 @@ _SELECT_CLAIMS: Final = """
         FROM reservations r CROSS JOIN orders o
         WHERE r.network = :network AND r.kind = 'funded' AND o.order_id = r.order_id
             AND o.deposit_network = :network
+    UNION ALL SELECT 'above_quotes', coalesce(sum(r.units - o.expected_output - o.payout_fee), 0)
+        FROM reservations r CROSS JOIN orders o
+        WHERE r.network = :network AND r.kind = 'funded' AND o.order_id = r.order_id
+            AND o.payout_network = :network AND r.units > o.expected_output + o.payout_fee
+            AND NOT EXISTS (SELECT 1 FROM transfers t WHERE t.order_id = o.order_id
+                AND t.kind = 'payout' AND t.state IN ('prepared', 'published', 'unknown'))
     UNION ALL SELECT t.kind, coalesce(sum(t.units + t.fee), 0)
         FROM effects e CROSS JOIN transfers t
         WHERE e.kind = 'advance_transfer' AND t.transfer_id = e.subject AND t.network = :network
             AND t.state IN ('prepared', 'published', 'unknown')
         GROUP BY t.kind
+    UNION ALL SELECT 'withdrawal', units + fee FROM withdrawals
+        WHERE network = :network AND state NOT IN ('settled', 'failed', 'cancelled')
+            AND txid IS NOT NULL
 """
 _SELECT_UNFUNDED: Final = (
     "SELECT network, units, client, deposit_network, expires_at FROM reservations"
@@ -107,8 +116,8 @@ class ReservationRows:
         rows = await self._db.fetch(_SELECT_CLAIMS, network=network)
         units = {row["part"]: int(row["units"]) for row in rows}
         refunds = units.get("refund", 0)
-        signed = refunds + units.get("payout", 0)
-        return Claims(units["total"] - signed, units["deposits"] - refunds)
+        signed = refunds + units.get("payout", 0) + units.get("withdrawal", 0)
+        return Claims(units["total"] - signed, units["deposits"] - refunds, units["above_quotes"])
 
     async def reserved_by(self, order_id: str, network: str) -> int:
         """Units that one order reserves on a network."""

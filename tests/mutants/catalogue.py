@@ -38,7 +38,7 @@ MUTANTS: Final = (
     Mutant(
         "overpaid-takes-reservations",
         "a payout above its quote takes what others were quoted",
-        "    return claims.total - transfer.units - transfer.fee\n",
+        "    return claims.total - claims.above_quotes - order.terms.expected_output - transfer.fee\n",
         "    return claims.returnable\n",
     ),
     Mutant(

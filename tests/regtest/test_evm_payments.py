@@ -150,7 +150,7 @@ async def test_payee_and_balance_explain_an_estimate_that_is_refused(
         raise NodeError("node", "eth_estimateGas", -32015, "VM execution error.")
 
     monkeypatch.setattr(payer.client, "estimate_gas", refused)
-    with pytest.raises(Unavailable, match="Not enough USDC"):
+    with pytest.raises(Unavailable, match="The USDC wallet on arbitrum lacks"):
         await payer.sign(payer.transfer(USER, 1001 * USDC))
     with pytest.raises(Unavailable, match="settled right now"):
         await payer.sign(payer.transfer(USER))
@@ -193,7 +193,7 @@ async def test_unmined_units_are_not_reserved_twice(payer: EvmPayer) -> None:
     await payer.controls.automine(enabled=False)
     first = await payer.prepared(payer.transfer(USER, 600 * USDC))
     await payer.pay(first)
-    with pytest.raises(Unavailable, match="Not enough USDC"):
+    with pytest.raises(Unavailable, match="The USDC wallet on arbitrum lacks"):
         await payer.sign(payer.transfer(USER, 600 * USDC))
     second = await payer.prepared(payer.transfer(USER, 400 * USDC))
     await payer.pay(second)
@@ -239,7 +239,7 @@ async def test_late_node_signs_no_payout_over_the_balance(
         late.setattr(payer.client, "estimate_gas", old_estimate)
         with pytest.raises(Unavailable, match="lags"):
             await payer.sign(second)
-    with pytest.raises(Unavailable, match="Not enough USDC"):
+    with pytest.raises(Unavailable, match="The USDC wallet on arbitrum lacks"):
         await payer.sign(second)
 
 

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
+from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import LacksFunds
 from rpcsvc.settlement.onchain.evm.adapter import MOST_TOGETHER, EvmNetworkAdapter
 from tests.recording import Recorder
@@ -124,6 +125,22 @@ async def test_payouts_leave_what_refunds_may_need(payer: EvmPayer) -> None:
     assert lack.value.missing.units == 50 * USDC
     await payer.give(3, 50 * USDC)
     await payer.payments.prepare(due[2], [], record, leaves)
+
+
+async def test_payout_waits_for_a_sweep_under_way_and_lacks_nothing(payer: EvmPayer) -> None:
+    """The hot wallet has 1,000 USDC, and 500 that may have to go back are on their way to it."""
+    await payer.give(3, 500 * USDC)
+    await payer.controls.automine(enabled=False)
+    await payer.sweep()
+    item, record = payer.transfer(USER, 900 * USDC), Recorder()
+    with pytest.raises(Unavailable, match="Not enough USDC is left"):
+        await payer.payments.prepare(item, [], record, {item.transfer_id: 500 * USDC})
+    with pytest.raises(LacksFunds) as lack:
+        await payer.payments.prepare(item, [], record, {item.transfer_id: 700 * USDC})
+    assert lack.value.missing.units == 100 * USDC
+    await payer.controls.mine()
+    await payer.payments.prepare(item, [], record, {item.transfer_id: 500 * USDC})
+    assert len(record.signed) == 1
 
 
 async def test_payouts_beyond_the_wallet_wait_and_leave_no_gap(due: DuePayouts) -> None:

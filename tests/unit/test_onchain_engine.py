@@ -301,6 +301,22 @@ async def test_transfer_that_lacks_funds_is_in_health_if_that_lasts(tmp_path: Pa
     assert (await rig.engine.health()).ok
 
 
+async def test_lack_stays_in_health_while_the_transfer_is_tried_again(tmp_path: Path) -> None:
+    rig, clock, seen = Rig(tmp_path), ManualClock(), list[bool]()
+    rig.engine._guard._clock = clock
+
+    async def failing(item: Transfer, *_others: object) -> list[Transfer]:
+        seen.append((await rig.engine.health()).ok)
+        raise LacksFunds(item, 800) if len(seen) < 3 else Unavailable("The node lags.")
+
+    rig.usdc.prepare = failing
+    for _ in range(4):
+        with pytest.raises(Unavailable):
+            await rig.engine.prepare(transfer(), [], Recorder(), {})
+        clock.now += 60_000
+    assert seen == [True, False, False, False]
+
+
 async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) -> None:
     """The first is signed and not in the books yet; the second is on another network."""
     rig = Rig(tmp_path, signed=SignedBooks(sent=994))

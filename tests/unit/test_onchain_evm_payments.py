@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from rpcsvc.domain import events as ev
 from rpcsvc.domain.money import LARGEST_INTEGER
+from rpcsvc.domain.order import DepositKey
+from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.reservations import Admission
 from rpcsvc.health import faults
 from rpcsvc.settlement.onchain.evm.gas import (
     GasPrice,
@@ -35,8 +39,11 @@ from rpcsvc.settlement.onchain.evm.records import (
 )
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.database import StoreConflict
+from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
 from tests.unit.evm_payments import GWEI, HOT, NET, attempt, payment
+from tests.unit.orders import NOW
+from tests.unit.reserving import Keeper, numbered
 
 
 @pytest.fixture
@@ -334,6 +341,20 @@ async def test_coming_deposits_are_swept_later_or_not_confirmed_yet(
     assert await ledger.coming(NET, 10) == 42
     await ledger.add_payment(payment("s", 0, purpose=EvmPurpose.SWEEP), sweep(2, 1, "s", units=30))
     assert await ledger.coming(NET, 10) == 12
+
+
+async def test_deposit_that_awaits_finality_is_coming(
+    database: SqliteDatabase, ledger: EvmPaymentLedger
+) -> None:
+    """Its order has it, and the scanner shows it again until it is confirmed."""
+    keeper = Keeper(OrderStore(database, lambda: ""))
+    await keeper.open(numbered(1, Direction.USDC_TO_XMR), Admission("a"))
+    await deposit(database, 1, 30, None)
+    await database.write([statement("UPDATE evm_deposits SET watched = 1", ())])
+    assert await ledger.coming(NET, 10) == 0
+    seen = ev.DepositSeen(DepositKey(NET, "0xd", 0), 30, "sender", NOW)
+    await keeper.apply("ord_1", seen, NOW)
+    assert await ledger.coming(NET, 10) == 30
 
 
 async def test_unswept_follows_what_becomes_of_a_deposit(

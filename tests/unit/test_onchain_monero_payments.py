@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
@@ -286,13 +287,24 @@ async def test_payout_leaves_what_others_may_need(rig: Rig) -> None:
     assert [item.transfer_ids for item in record.signed] == [("tr_1",)]
 
 
+async def test_deposit_on_no_order_yet_pays_for_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.wallet.held = 3 * XMR + FEE
+    monkeypatch.setattr(rig.ledger, "on_no_order", AsyncMock(return_value=1))
+    with pytest.raises(LacksFunds) as lack:
+        await rig.payments.prepare(transfer(), [], Recorder(), {"tr_1": 2 * XMR})
+    assert lack.value.missing.units == 1
+
+
 async def test_companions_leave_what_others_may_need_together(rig: Rig) -> None:
     rig.wallet.held = 5 * XMR
     names = ("tr_1", "tr_2", "tr_3")
     first, *others = [transfer(name) for name in names]
     record = Recorder()
-    await rig.payments.prepare(first, others, record, dict.fromkeys(names, 2 * XMR))
+    left = await rig.payments.prepare(first, others, record, dict.fromkeys(names, 2 * XMR))
     assert [item.transfer_ids for item in record.signed] == [("tr_1", "tr_2")]
+    assert [item.transfer_id for item in left] == ["tr_3"]
 
 
 async def test_refund_takes_the_last_of_the_wallet(rig: Rig) -> None:

@@ -213,7 +213,7 @@ _OPEN = (TransferState.PREPARED, TransferState.PUBLISHED, TransferState.UNKNOWN)
 
 def claims_on(network: str, orders: Iterable[Order]) -> Claims:
     """The claims on a network, added up from the orders."""
-    total = returnable = 0
+    total = returnable = above = 0
     for order in orders:
         units = reservations_of(order).get(network, 0)
         units -= sum(
@@ -223,7 +223,9 @@ def claims_on(network: str, orders: Iterable[Order]) -> Claims:
         )
         total += units
         returnable += units if network == order.terms.deposit_network else 0
-    return Claims(total, returnable)
+        if network == order.terms.payout_network:
+            above += max(0, units - order.terms.expected_output - order.terms.price.payout_fee)
+    return Claims(total, returnable, above)
 
 
 class World:
@@ -310,6 +312,17 @@ def test_overpaid_order_leaves_what_others_were_quoted() -> None:
     returnable = other.terms.deposit_amount
     assert units_to_leave(exact, exact.transfers[0], claims) == returnable
     assert units_to_leave(over, over.transfers[0], claims) == returnable + quoted
+
+
+def test_overpaid_order_holds_up_no_other_that_is_above_its_quote() -> None:
+    """A stranger overpays an order, for more than the wallet has; another's rate rose a little."""
+    other, huge = (
+        funded(name, Direction.XMR_TO_USDC, percent) for name, percent in (("a", 101), ("b", 1000))
+    )
+    claims = claims_on("arbitrum", [other, huge])
+    quoted = huge.terms.expected_output + huge.terms.price.payout_fee
+    for order in (other, huge):
+        assert units_to_leave(order, order.transfers[0], claims) == quoted
 
 
 def test_refund_waits_for_no_other_order() -> None:

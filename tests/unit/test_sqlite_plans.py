@@ -29,6 +29,7 @@ from rpcsvc.store.orders import (
     _SELECT_SESSION_BEFORE,
     _SELECT_VIEW,
 )
+from rpcsvc.store.reservations import _SELECT_CLAIMS
 
 PLANS = [
     (_SELECT_GIVEN, "SEARCH orders USING INDEX orders_by_address_ends"),
@@ -59,6 +60,7 @@ PLANS = [
     (_FLOWS, "SEARCH o USING INTEGER PRIMARY KEY (rowid>?)"),
     (_FLOWS, "SEARCH d USING INDEX deposits_by_order (order_id=?)"),
     (_FLOWS, "SEARCH t USING INDEX transfers_by_order (order_id=?)"),
+    (_SELECT_CLAIMS, "SEARCH r USING INDEX reservations_funded (network=?)"),
     (f"{_SELECT_SWEEP} AND state = 'signed'", "USING INDEX evm_sweeps_under_way"),
 ]
 

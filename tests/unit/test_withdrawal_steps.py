@@ -71,6 +71,7 @@ class ScriptedWallets:
         self.paused = False
         self.refuses: Exception | None = None
         self.says: Outcome | None = None
+        self.leaves: Mapping[str, int] = {}
 
     def is_paused(self) -> bool:
         return self.paused
@@ -90,6 +91,7 @@ class ScriptedWallets:
         self, transfer: Transfer, companions: Any, record: Record, leaves: Mapping[str, int]
     ) -> None:
         assert companions == ()
+        self.leaves = leaves
         if self.refuses is not None:
             raise self.refuses
         self._at("before prepare")
@@ -279,6 +281,8 @@ async def test_withdrawal_leaves_what_orders_reserve(service: Service) -> None:
     assert await short.reserved() == 4_000_000
     assert (await short.made.make(asked("4.9"))).units == 4_900_000
     assert await short.reserved() == 9_000_000
+    await short.made.resume()
+    assert short.wallets.leaves == {NAME: 4_000_000}
 
 
 async def test_second_withdrawal_waits_for_the_first(service: Service) -> None:

@@ -221,11 +221,11 @@ class PayoutGuard:
     @contextmanager
     def noting_lack(self, transfer: Transfer) -> Iterator[None]:
         """Have health tell of a transfer that the block raises LacksFunds for, if that lasts."""
-        name, now = transfer.transfer_id, self._clock.now_ms()
-        before = self._lacking.pop(name, None)
+        name = transfer.transfer_id
         try:
             yield
         except LacksFunds as lack:
+            before, now = self._lacking.get(name), self._clock.now_ms()
             problem = (
                 f"the wallet on {transfer.network} lacks {lack.missing.display()}: send it there,"
                 " then rpcsvc treasury explain the transaction"
@@ -233,6 +233,8 @@ class PayoutGuard:
             told_from = now + _LACKS_MS if before is None else before.told_from
             self._lacking[name] = _WaitingTransfer(problem, now, told_from)
             raise
+        # Not before: while it is tried again, or can't be tried, it still lacks them.
+        self._lacking.pop(name, None)
 
     async def _within_caps(self, transfers: Sequence[Transfer], sent: int) -> list[Transfer]:
         """Return the transfers that may go out in addition to ``sent``; the others stay queued."""

@@ -298,6 +298,8 @@ CREATE TABLE reservations (
     PRIMARY KEY (order_id, kind, network)
 ) STRICT, WITHOUT ROWID;
 
+-- Those for money that has come are few: anybody may make orders that are never paid.
+CREATE INDEX reservations_funded ON reservations (network) WHERE kind = 'funded';
 CREATE INDEX reservations_by_end ON reservations (expires_at) WHERE kind = 'unfunded';
 CREATE INDEX reservations_by_client ON reservations (client) WHERE kind = 'unfunded';
 

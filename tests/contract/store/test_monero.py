@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from rpcsvc.domain.events import DepositSeen
 from rpcsvc.domain.money import XMR as XMR_ASSET
-from rpcsvc.domain.order import DepositState
+from rpcsvc.domain.order import DepositKey, DepositState
+from rpcsvc.domain.reservations import Admission
 from rpcsvc.domain.withdrawals import Withdrawal
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.records import (
@@ -20,7 +22,10 @@ from rpcsvc.settlement.onchain.monero.records import (
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
 from rpcsvc.store.database import StoreConflict, Tables
+from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.withdrawals import WithdrawalStore
+from tests.unit.orders import NOW
+from tests.unit.reserving import Keeper, numbered
 
 XMR = 10**12
 
@@ -100,6 +105,20 @@ async def test_watched_deposits_and_those_above_a_fork_are_looked_at(
     await ledger.put_deposits([*over, deposit("c")])
     assert [item.txid for item in await ledger.deposits_to_watch(100)] == ["c"]
     assert [item.txid for item in await ledger.deposits_to_watch(8)] == ["b", "c"]
+
+
+async def test_shown_deposit_is_on_no_order_until_one_has_it(
+    ledger: MoneroLedger, database: Tables
+) -> None:
+    """Of many to one order a few are recorded at a time, and of one that fails none."""
+    await ledger.add_addresses([address(1)])
+    keeper = Keeper(OrderStore(database, lambda: "key"))
+    await keeper.open(numbered(1), Admission("a"))
+    await ledger.put_deposits([deposit("aa"), deposit("bb"), deposit("cc")])
+    await ledger.acknowledge([("cc", 1, DepositState.SEEN)], None, 0)
+    assert await ledger.on_no_order() == 2 * XMR
+    await keeper.apply("ord_1", DepositSeen(DepositKey("monero", "aa", 1), XMR, None, NOW))
+    assert await ledger.on_no_order() == XMR
 
 
 async def test_cursor_follows_acknowledgement_and_drops_stale_blocks(

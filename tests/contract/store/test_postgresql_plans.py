@@ -40,6 +40,7 @@ SCANS: Final = {
     "operator_books._EXTENT": "the restore drill, which counts all orders",
     "operator_books._BY_STATE": "the restore drill, which counts all transfers",
     "operator_books._FLOWS": "rpcsvc treasury plan: a scan if its days are most of the orders",
+    "reservations._SELECT_UNFUNDED": "a part of another, which finds its first rows by an index",
     "webhooks._BRING_FORWARD": "at a start, a take-over, and after the clock was set back an hour",
     "webhooks._BOOKED": "a part of two others; the one that clients cause finds rows by an index",
     "webhooks._IN_STATES": "rpcsvc webhooks",
@@ -83,8 +84,12 @@ _FILL: Final = (
     " WHERE seq % 10 = 0",
     "INSERT INTO webhook_deliveries (order_seq, version, state, due_at, attempts, tried_at, status)"
     " SELECT order_seq, 1, 'delivered', due_at, 1, due_at, 200 FROM webhooks",
+    "INSERT INTO reservations"
+    " (order_id, kind, network, units, client, deposit_network, expires_at)"
+    " SELECT order_id, 'unfunded', payout_network, 1, 'c', deposit_network, created_at"
+    " FROM orders WHERE seq % 10 = 0",
     "INSERT INTO reservations (order_id, kind, network, units)"
-    " SELECT order_id, 'funded', payout_network, 1 FROM orders WHERE seq % 10 = 0",
+    " SELECT order_id, 'funded', payout_network, 1 FROM orders WHERE seq % 1000 = 0",
 )
 
 

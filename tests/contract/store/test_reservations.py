@@ -106,13 +106,28 @@ async def test_claims_leave_out_what_is_signed(keeper: Keeper) -> None:
     for order_id, event in history:
         await keeper.apply(order_id, event)
     returnable = deposit.deposit_amount + deposit.max_deposit + 1
-    assert await keeper.store.claims("arbitrum") == Claims(2 * NEEDED + returnable, returnable)
+    assert await keeper.store.claims("arbitrum") == Claims(2 * NEEDED + returnable, returnable, 0)
     await keeper.apply("ord_0", ev.TransferPrepared("ord_0/payout/1", "id", "raw"))
-    assert await keeper.store.claims("arbitrum") == Claims(NEEDED + returnable, returnable)
+    assert await keeper.store.claims("arbitrum") == Claims(NEEDED + returnable, returnable, 0)
     await keeper.apply("ord_3", ev.TransferPrepared("ord_3/refund/1", "other", "raw"))
     returnable = deposit.deposit_amount
-    assert await keeper.store.claims("arbitrum") == Claims(NEEDED + returnable, returnable)
-    assert await keeper.store.claims("base") == Claims(0, 0)
+    assert await keeper.store.claims("arbitrum") == Claims(NEEDED + returnable, returnable, 0)
+    assert await keeper.store.claims("base") == Claims(0, 0, 0)
+
+
+async def test_claims_tell_what_is_above_the_quotes_and_not_signed(keeper: Keeper) -> None:
+    for number in range(2):
+        order = numbered(number)
+        await keeper.open(order, Admission(ONE))
+        seen = ev.DepositSeen(key(number), 3 * order.terms.deposit_amount, None, NOW)
+        await keeper.apply(f"ord_{number}", seen)
+    reserved = reservations_of(keeper.orders["ord_0"])["arbitrum"]
+    above = reserved - NEEDED
+    assert await keeper.store.claims("arbitrum") == Claims(2 * reserved, 0, 2 * above)
+    await keeper.apply("ord_1", ev.DepositConfirmed(key(1)))
+    assert await keeper.store.claims("arbitrum") == Claims(2 * reserved, 0, 2 * above)
+    await keeper.apply("ord_1", ev.TransferPrepared("ord_1/payout/1", "id", "raw"))
+    assert await keeper.store.claims("arbitrum") == Claims(reserved, 0, above)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import TransferState
+from rpcsvc.domain.reservations import Claims
 from rpcsvc.domain.withdrawals import Withdrawal, signed, stepped
 from rpcsvc.store.checks import BOOKS
 from rpcsvc.store.database import Rows, StaleWrite, StoreConflict, Tables
@@ -48,6 +49,17 @@ async def test_withdrawal_is_found_as_added_and_reserves_it(
     assert await store.latest(1) == [ELSEWHERE]
     assert (await reserved(database), await reserved(database, "monero")) == (52, 8)
     assert await problems(database) == []
+
+
+async def test_claims_leave_out_a_signed_withdrawal(
+    store: WithdrawalStore, database: Tables
+) -> None:
+    """The wallet is without its money already, hours before it is settled."""
+    orders = OrderStore(database, lambda: "")
+    await store.add(FIRST, None)
+    assert await orders.claims("arbitrum") == Claims(52, 0, 0)
+    await store.change(FIRST, signed(FIRST, "tx", "00", NOW))
+    assert await orders.claims("arbitrum") == Claims(0, 0, 0)
 
 
 @pytest.mark.parametrize(

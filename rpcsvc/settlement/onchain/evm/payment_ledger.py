@@ -86,15 +86,18 @@ _UNSWEPT: Final = (
 
 
 # Deposits that are swept sooner or later, without those under way: they may be mined, and then the
-# hot wallet has them. One that is not acknowledged is on no order's record yet.
+# hot wallet has them. One that is not acknowledged counts once its order has it on record: it may
+# wait to be final for minutes.
 _COMING: Final = (
     "SELECT (SELECT coalesce(sum(h.unswept), 0) FROM evm_holdings h"
     "  WHERE h.network = :network AND h.unswept > 0 AND h.unswept >= :least"
     "  AND NOT EXISTS (SELECT 1 FROM evm_sweeps s WHERE s.network = h.network"
     "   AND s.address_index = h.address_index AND s.state = 'signed'))"
-    " + (SELECT coalesce(sum(units), 0) FROM evm_deposits"
-    "  WHERE network = :network AND watched = 1 AND block_number IS NOT NULL"
-    "  AND units >= :least AND acknowledged = 'seen') AS units"
+    " + (SELECT coalesce(sum(e.units), 0) FROM evm_deposits e"
+    "  WHERE e.network = :network AND e.watched = 1 AND e.block_number IS NOT NULL"
+    "  AND e.units >= :least AND (e.acknowledged = 'seen' OR e.acknowledged IS NULL"
+    "   AND EXISTS (SELECT 1 FROM deposits d WHERE d.network = e.network AND d.txid = e.txid"
+    "    AND d.output_index = e.position AND d.state <> 'removed'))) AS units"
 )
 
 

@@ -258,12 +258,13 @@ class _TriedTransfer(NamedTuple):
 
 
 class _Funds(NamedTuple):
-    """USDC units that the hot wallet has, those of payouts under way left out, and those of
-    deposits that are still to be swept.
+    """USDC units that the hot wallet has, those of payouts under way left out; those of deposits
+    that are still to be swept; and those of sweeps under way, some of which it may have.
     """
 
     held: int
     coming: int
+    under_way: int
 
     def after(self, orders: Sequence[EvmPaymentOrder]) -> _Funds:
         """Return what is left once the orders are paid."""
@@ -382,6 +383,7 @@ class EvmPayments(Payments):
         # In this order: a payment found mined meanwhile counts twice, rather than not at all.
         owed, mined_to = await self._owed(), await self._mined_to()
         coming = await self._ledger.coming(self._network.name, self._network.sweep_units)
+        sweeps = await self._ledger.sweeps_under_way(self._network.name)
         recipient = await self._destination(transfer)
         top = await self._connection.check()
         if top.number < mined_to:
@@ -395,7 +397,7 @@ class EvmPayments(Payments):
                 self._tried(transfer, recipient),
             )
         # Before the companions are asked about: one that waits for long must cost little.
-        funds = _Funds(held - owed, coming)
+        funds = _Funds(held - owed, coming, sum(sweep.units for sweep in sweeps))
         orders = [self._payable(tried, funds, leaves.get(transfer.transfer_id, 0))]
         for found in await self._companions(companions):
             kept = leaves.get(found.transfer.transfer_id, 0)
@@ -430,9 +432,9 @@ class EvmPayments(Payments):
         if is_blacklisted:
             raise TransferRejected("the destination is on the token's blacklist")
         missing = transfer.units + leaves - funds.held - funds.coming
-        if missing > 0:
-            raise LacksFunds(transfer, missing)
-        if funds.held < transfer.units:
+        if missing > funds.under_way:
+            raise LacksFunds(transfer, missing - funds.under_way)
+        if missing > 0 or funds.held < transfer.units:
             raise Unavailable(f"Not enough USDC is left on {self._network.name} for this payment.")
         if isinstance(gas, Reverted):
             log.warning(

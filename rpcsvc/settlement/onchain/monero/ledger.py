@@ -52,6 +52,13 @@ _PUT_DEPOSIT: Final = (
 _ACKNOWLEDGE: Final = update(
     "monero_deposits", ("acknowledged",), "txid = :txid AND minor = :minor"
 )
+# The order layer takes few deposits of one order at a time, and none that it can't record.
+_ON_NO_ORDER: Final = (
+    "SELECT coalesce(sum(m.units), 0) AS units FROM monero_deposits m"
+    " WHERE m.watched = 1 AND m.acknowledged IS NULL AND NOT EXISTS (SELECT 1 FROM deposits d"
+    "  WHERE d.network = 'monero' AND d.txid = m.txid AND d.output_index = m.minor"
+    "  AND d.state <> 'removed')"
+)
 _VOID_CURSORS: Final = "DELETE FROM monero_cursor WHERE height > :fork OR height < :oldest"
 _PUT_CURSOR: Final = (
     "INSERT INTO monero_cursor (height, hash) VALUES (:height, :hash)"
@@ -235,6 +242,11 @@ class MoneroLedger:
             " ORDER BY d.first_seen_at, d.txid, d.minor"
         )
         return [from_row(DepositRecord, row) for row in await self._db.fetch(sql, above=above)]
+
+    async def on_no_order(self) -> int:
+        """Return the piconero of deposits that are shown and that no order has on record yet."""
+        row = await self._db.fetch_one(_ON_NO_ORDER)
+        return int(row["units"]) if row else 0
 
     async def put_deposits(self, records: Sequence[DepositRecord]) -> None:
         """Add deposits, or change height, watch and acknowledgement of known ones."""

@@ -212,9 +212,8 @@ class MoneroPayments(Payments):
                 check = await self._check_destination(transfer.address)
                 # A transaction with a payment id has one recipient.
                 fit = [] if check.integrated else await self._fit(companions)
-                payment = await self._sign_together(
-                    await self._affordable([transfer, *fit], leaves)
-                )
+                affordable = await self._affordable([transfer, *fit], leaves)
+                payment = await self._sign_together(affordable)
 
                 async def commit(rows: Rows) -> None:
                     await self._ledger.add_payment(payment, rows)
@@ -222,7 +221,7 @@ class MoneroPayments(Payments):
                 paid = tuple(item.transfer_id for item in payment.payees)
                 await record([PreparedTransfer(payment.txid, payment.raw, paid)], commit)
         # The next transaction may pay all others: each locks an output, so there is to be one.
-        return []
+        return [item for item in fit if item not in affordable]
 
     async def prepare_upkeep(self, order: MoneroPaymentOrder) -> MoneroPayment:
         """Sign and commit a payment of the wallet to itself. Raises Unavailable as prepare does."""
@@ -250,9 +249,11 @@ class MoneroPayments(Payments):
     ) -> list[Transfer]:
         """Return the transfers after which what must be left is left, locked or not.
 
-        Raises LacksFunds for the first one.
+        A deposit that no order has on record yet is nobody's to take: it is in no claim. Raises
+        LacksFunds for the first one.
         """
-        left, affordable = await self._connection.wallet.total(), list[Transfer]()
+        affordable = list[Transfer]()
+        left = await self._connection.wallet.total() - await self._ledger.on_no_order()
         for item in transfers:
             kept = leaves.get(item.transfer_id, 0)
             # The fee has a margin: a refund, which leaves nothing, is tried without it.
