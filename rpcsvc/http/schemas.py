@@ -37,7 +37,7 @@ _ROOT: Final = "#/components/schemas/"
 ORDER_ID: Final = "orderId"
 _PLACEHOLDER: Final = "$orderId"
 _TICKET_ID: Final = "ticketId"
-OWN_ORDER: Final = "Put the orderId of an order of your own in the place of this one."
+OWN_ORDER: Final = "Send the orderId of an order of your own."
 # Notes for readers of the code, such as "(spec 2.3)", are removed from the document.
 _INTERNAL_NOTE: Final = re.compile(r"\s?\((?:spec|design)[^()]*\)")
 _KEY_PROPERTY: Final = IDEMPOTENCY_KEY

@@ -577,6 +577,24 @@ class SupportParams(CallParams):
     ticket_id: TicketId | None = None
     ticket_secret: TicketSecret | None = None
 
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - the base class's parameter
+        """A message to a ticket names nothing of a new one, and the other way round."""
+        text, nothing = {"type": "string"}, {"const": None}
+        return [
+            {
+                "properties": {
+                    "ticketId": text,
+                    "ticketSecret": text,
+                    "orderId": nothing,
+                    "sessionId": nothing,
+                    "walletAddress": nothing,
+                },
+                "required": ["ticketId", "ticketSecret"],
+            },
+            {"properties": {"ticketId": nothing, "ticketSecret": nothing}},
+        ]
+
 
 class TicketParams(CallParams):
     """A ticket to read."""

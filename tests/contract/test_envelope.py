@@ -268,6 +268,7 @@ ERROR_TABLE: dict[str, tuple[int, set[int | None]]] = {
     "approval_required": (403, {None}),
     "verification_failed": (403, {None}),
     "order_not_found": (404, {None}),
+    "ticket_not_found": (404, {None}),
     "order_not_cancellable": (409, {None}),
     "order_not_fundable": (409, {None}),
     "payment_required": (402, {None}),

@@ -41,7 +41,8 @@ ROWS: list[Operation] = sorted(
 )
 # Refusals that no schema can describe: changing limits, unknown orders, their owners, checksums.
 UNKNOWABLE = {
-    "amount_below_minimum", "amount_above_maximum", "order_not_found", "verification_failed",
+    "amount_below_minimum", "amount_above_maximum", "order_not_found", "ticket_not_found",
+    "verification_failed",
 }  # fmt: skip
 MANY = {
     "orders.unfunded_address_orders": 100_000,

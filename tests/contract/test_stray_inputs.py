@@ -33,7 +33,7 @@ def problem(reported: Any) -> dict[str, Any]:
 
 
 def named(path: str) -> str:
-    return path.replace("{orderId}", "ord_" + "0" * 26)
+    return path.replace("{orderId}", "ord_" + "0" * 26).replace("{ticketId}", "tkt_" + "0" * 26)
 
 
 @pytest.mark.parametrize("path", [op.path for op in OPERATIONS if op.path and op.method == "POST"])

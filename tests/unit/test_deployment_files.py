@@ -170,7 +170,7 @@ def asked_for(name: str) -> list[str]:
     if name == "requirements-build.txt":
         return list(project["build-system"]["requires"])
     extras = project["project"]["optional-dependencies"]
-    served = (extras[name] for name in extras if name not in ("bench", "dev", "fuzz"))
+    served = (extras[name] for name in extras if name not in ("bench", "dev", "fuzz", "mutation"))
     return [*project["project"]["dependencies"], *chain.from_iterable(served)]
 
 

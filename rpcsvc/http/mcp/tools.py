@@ -95,7 +95,7 @@ def _annotations(operation: Operation, tool: Tool) -> Json:
 
 def input_schema(site: Site, operation: Operation) -> Json:
     """The short schema of a tool's arguments, for a model: the service checks by the whole one."""
-    left_out = _NOT_FOR_MODELS if operation.creates else (*_NOT_FOR_MODELS, *_CASES)
+    left_out = _NOT_FOR_MODELS if operation.idempotent else (*_NOT_FOR_MODELS, *_CASES)
     whole = _arguments(site, operation)
     schema = _short({name: value for name, value in whole.items() if name not in left_out})
     if not is_cut(operation.result):

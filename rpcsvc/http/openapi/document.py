@@ -473,7 +473,7 @@ def _goods(site: Site, surface: Surface, operation: Operation) -> Json:
     elif recorded is not None:
         content["example"] = _abridged(operation, recorded.answer)
         if is_cut(operation.result):
-            good["description"] = "The answer; the example is one of `detail: lean`."
+            good["description"] = "The answer; the example is lean."
     followed = _links(site, operation)
     if followed:
         good["links"] = followed

@@ -16,8 +16,8 @@ from rpcsvc.store.leases import SETTLER, Fenced, HeldLease, Lease, LeaseLost, Le
 
 LONG_MS = 3_600_000
 _NOTE = (
-    "INSERT INTO tickets (ticket_id, created_at, category, message)"
-    " VALUES (:name, :token, :category, '')"
+    "INSERT INTO tickets (ticket_id, created_at, category, message, secret_hash)"
+    " VALUES (:name, :token, :category, '', '')"
 )
 _NAMES = count()
 

@@ -23,7 +23,8 @@ from tests.unit.journaled import evm_payment
 
 LONG_MS = 3_600_000
 _ROW = (
-    "INSERT INTO tickets (ticket_id, created_at, category, message) VALUES (:name, 0, 'paid', '')"
+    "INSERT INTO tickets (ticket_id, created_at, category, message, secret_hash)"
+    " VALUES (:name, 0, 'paid', '', '')"
 )
 
 
