@@ -275,6 +275,8 @@ class DepositScanner:
         self._options = options
         self._height = 0
         self._fork = -1
+        # The newest block up to which each deposit on record was compared with the chain.
+        self._compared = -1
         self._next: Cursor | None = None
         self._all_looked_at: int | None = None
         self._proofs = DepositProofs(connection, ledger)
@@ -290,6 +292,7 @@ class DepositScanner:
         began = self._clock.now_ms()
         before = await self._connection.check_node()
         self._fork = await self._find_fork()
+        self._compared = min(self._compared, self._fork)
         self.scanned_height = None if self._fork < 0 else self._fork
         await self._connection.wallet.refresh()
         listed = await self._connection.wallet.transfers(self._fork + 1)
@@ -308,6 +311,8 @@ class DepositScanner:
         kept = {key_of(item) for item in records if await self._may_be_confirmed(item, view)}
         await self._remember(records, view, states)
         self._height = view.info.height
+        # Of several nodes behind one name, one that lags may have said where the deposits are.
+        self._compared = view.info.height - 1 if view.agreed else self._fork
         if view.agreed:
             if not resting:
                 self._all_looked_at = before.height
@@ -337,11 +342,15 @@ class DepositScanner:
     async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
         """Return the deposit's confirmations at the last scan, or when the newest block is at
         ``height``, its own block included; 0 in the pool or gone.
+
+        Also 0 above the newest block that was scanned before and is still there, until wallet and
+        node were in step throughout a scan.
         """
         # Read first: a deposit that is newer is never deeper.
         height = self._height - 1 if height is None else height
+        compared = self._compared
         found = await self._ledger.deposit(key.txid, key.output_index)
-        if found is None or found.height is None:
+        if found is None or found.height is None or found.height > compared:
             return 0
         return max(0, height - found.height + 1)
 
