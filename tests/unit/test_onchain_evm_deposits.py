@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable
+from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer, ChainUnusable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node_types import Block, LogFilter, LogRange, Tag
@@ -207,6 +207,23 @@ async def test_deposit_above_a_fork_read_in_part_has_no_depth(reader: Reader) ->
     reader.chain.mine(count=10)
     reader.chain.behind = 15  # of several nodes behind one address, the one that lists lags
     assert await reader.poll() == {}
+    assert await reader.scanner.confirmations(key("a")) == 0
+
+
+async def test_scan_that_fails_above_a_fork_leaves_no_depth(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: Any) -> LogRange:
+        raise BadAnswer("node", "eth_getLogs", "the answer is not a list")
+
+    number = reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=3)
+    assert await reader.poll() == {key("a"): CONFIRMED}
+    reader.chain.replace_from(number, 7)
+    reader.chain.mine(count=10)
+    monkeypatch.setattr(reader.chain, "logs", fails)
+    with pytest.raises(Unavailable):
+        await reader.poll()
     assert await reader.scanner.confirmations(key("a")) == 0
 
 

@@ -427,6 +427,39 @@ async def test_deposit_that_a_start_can_not_tell_of_has_no_depth(rig: Rig) -> No
     assert await rig.scanner.confirmations(key) == 0, "nothing is paid out for it"
 
 
+async def test_scan_that_fails_above_a_fork_leaves_no_depth(rig: Rig) -> None:
+    rig.chain.mine(paid("t1", 5 * XMR), empty=3)
+    assert await rig.poll() == {"t1": CONFIRMED}
+    rig.chain.pop(4)
+    rig.chain.pool.clear()
+    rig.chain.mine(empty=9)
+    rig.node.between = rig.chain.mine
+    with pytest.raises(Unavailable):
+        await rig.observe()
+    assert await rig.scanner.confirmations(DepositKey("monero", "t1", 1)) == 0
+
+
+async def test_deposit_above_a_fork_read_out_of_step_has_no_depth(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.chain.mine(paid("t1", 5 * XMR), empty=3)
+    assert await rig.poll() == {"t1": CONFIRMED}
+    late = Node(Chain(blocks=[*rig.chain.blocks]))  # behind the same name, and not up to date
+    rig.chain.pop(4)
+    rig.chain.pool.clear()
+    rig.chain.mine(empty=19)
+    rig.restart()
+    monkeypatch.setattr(rig.node, "transactions", late.transactions)
+    rig.wallet.lag = 1
+    await rig.poll()
+    key = DepositKey("monero", "t1", 1)
+    assert await rig.scanner.confirmations(key) == 0, "nothing is paid out for it"
+    monkeypatch.undo()
+    rig.wallet.lag = 0
+    assert await rig.poll() == {"t1": REMOVED}
+    assert await rig.scanner.confirmations(key) == 0
+
+
 # --- the same key twice ----------------------------------------------------------------------
 
 

@@ -230,6 +230,7 @@ class EvmDepositScanner:
         if fork is None:
             return []
         self.scanned_height = fork.number
+        self._compared_height = min(self._compared_height, fork.number)
         scanned = ScanPass(self._client, fork, fork, self._clock.now_ms())
         scanned.blocks[head.number] = head
         scanned.load(await self._ledger.deposits_to_watch(self._network.name, fork.number))

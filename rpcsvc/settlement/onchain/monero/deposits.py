@@ -279,6 +279,8 @@ class DepositScanner:
         self._options = options
         self._height = 0
         self._fork = -1
+        # The newest block up to which each deposit on record was compared with the chain.
+        self._compared = -1
         self._next: Cursor | None = None
         self._all_looked_at: int | None = None
         self._proofs = DepositProofs(connection, ledger)
@@ -299,9 +301,16 @@ class DepositScanner:
         """
         self._next, self.complete_until, self._nothing_at = None, None, None
         began = self._clock.now_ms()
-        self._fork, _ = await asyncio.gather(
-            self._find_fork(before), self._connection.wallet.refresh()
+        # Both are awaited: a fork that was found counts, although the wallet fails.
+        fork, refreshed = await asyncio.gather(
+            self._find_fork(before), self._connection.wallet.refresh(), return_exceptions=True
         )
+        if isinstance(fork, BaseException):
+            raise fork
+        self._fork = fork
+        self._compared = min(self._compared, self._fork)
+        if isinstance(refreshed, BaseException):
+            raise refreshed
         self.scanned_height = None if self._fork < 0 else self._fork
         listed = await self._connection.wallet.transfers(self._fork + 1)
         watched = await self._ledger.deposits_to_watch(self._fork)
@@ -319,6 +328,8 @@ class DepositScanner:
         kept = {key_of(item) for item in records if await self._may_be_confirmed(item, view)}
         await self._remember(records, view, states)
         self._height = view.info.height
+        # Of several nodes behind one name, one that lags may have said where the deposits are.
+        self._compared = view.info.height - 1 if view.agreed else self._fork
         if view.agreed:
             if not resting:
                 self._all_looked_at = before.height
@@ -352,11 +363,15 @@ class DepositScanner:
     async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
         """Return the deposit's confirmations at the last scan, or when the newest block is at
         ``height``, its own block included; 0 in the pool or gone.
+
+        Also 0 above the newest block that was scanned before and is still there, until wallet and
+        node were in step throughout a scan.
         """
         # Read first: a deposit that is newer is never deeper.
         height = self._height - 1 if height is None else height
+        compared = self._compared
         found = await self._ledger.deposit(key.txid, key.output_index)
-        if found is None or found.height is None:
+        if found is None or found.height is None or found.height > compared:
             return 0
         return max(0, height - found.height + 1)
 
