@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import stat
 from pathlib import Path
@@ -148,7 +149,7 @@ async def test_a_refusal_for_want_of_tls_names_the_operation(tmp_path: Path) -> 
     async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
         for method, path, name in [*paths, ("GET", "/health", "health")]:
             plain = {**PROXIED, "x-forwarded-proto": "http", "x-request-id": "mine"}
-            answer = await served.http(method, path.replace("{orderId}", "1"), headers=plain)
+            answer = await served.http(method, re.sub(r"\{\w+\}", "1", path), headers=plain)
             assert answer.body["error"]["code"] == "tls_required"
             assert (answer.body["operation"], answer.body["requestId"]) == (name, "mine")
 

@@ -19,7 +19,7 @@ from tests.contract.sidecar import beside
 DOCUMENTS = [*links.DESCRIPTIONS, *links.ALIASES]
 ADDRESS = re.compile(r"\b[48][1-9A-HJ-NP-Za-km-z]{94}\b")
 # An id of the recording, which no installation has.
-MISSING = {"order_not_found"}
+MISSING = {"order_not_found", "ticket_not_found"}
 
 
 @pytest.fixture
