@@ -95,6 +95,39 @@ from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 log = structlog.get_logger(__name__)
 
 
+class Reloaded:
+    """The settings that hold, with the clients and the terms that are made from them.
+
+    Those in settings.RELOADED are replaced while the service runs, and ``followers`` are told so.
+    Raises SettingsError.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.clients = Clients(_known_clients(settings))
+        self.policy = _policy(settings)
+        self.followers: list[Callable[[], None]] = []
+
+    def replace(self, settings: Settings) -> None:
+        """Hold what the settings say, for the calls that come. Raises SettingsError, and then
+        nothing has changed.
+        """
+        clients, policy = _known_clients(settings), _policy(settings)
+        self.clients.replace(clients)
+        self.policy.take(policy)
+        self.settings = settings
+        for follow in self.followers:
+            follow()
+
+
+def _known_clients(settings: Settings) -> list[Credential]:
+    """Return the clients that the settings know by a token. Raises SettingsError."""
+    tokens = [each.get_secret_value() for each in settings.agent_rpc_tokens]
+    found = credentials(settings.clients)
+    require_scopes(found, (*OPERATIONS, *BFF_OPERATIONS))
+    return [*default_credentials(tokens), *found]
+
+
 class Running(Struct, frozen=True):
     """A service that is up, without its network side.
 
@@ -113,18 +146,11 @@ class Running(Struct, frozen=True):
     signer: ResponseSigner | None
     lease: Lease
     watch: Watch | None
+    held: Reloaded
 
 
 # What a replica serves while another one settles, and it waits for the lease.
 Standby: TypeAlias = Callable[[Running], AbstractAsyncContextManager[None]]
-
-
-def known_clients(settings: Settings) -> list[Credential]:
-    """Return the clients that the settings know by a token. Raises SettingsError."""
-    tokens = [each.get_secret_value() for each in settings.agent_rpc_tokens]
-    found = credentials(settings.clients)
-    require_scopes(found, (*OPERATIONS, *BFF_OPERATIONS))
-    return [*default_credentials(tokens), *found]
 
 
 @asynccontextmanager
@@ -135,13 +161,13 @@ async def running(
     random: RandomBytes = system_random,
     stop: asyncio.Event | None = None,
     standby: Standby | None = None,
-    clients: Clients | None = None,
+    held: Reloaded | None = None,
 ) -> AsyncIterator[Running]:
     """Run the service on its data directory, owned exclusively, until the block ends.
 
     While another process holds the lease, this one waits until it may, or until ``stop`` is set,
     and runs ``standby`` meanwhile; without ``stop`` it does not wait. The worker is made, not
-    started. ``clients``: by default those of the settings. Raises DatabaseInUse, DatabaseUnusable,
+    started. ``held``: by default that of the settings. Raises DatabaseInUse, DatabaseUnusable,
     UnknownSchema, SigningKeyError and SettingsError.
     """
     chains = read_chains(settings.chains_file)
@@ -153,7 +179,7 @@ async def running(
         database = await open_database(settings.data_dir, settings.postgresql_url)
         try:
             async with running_on(
-                database, settings, chains, clock or SystemClock(), random, stop, standby, clients
+                database, settings, chains, clock or SystemClock(), random, stop, standby, held
             ) as up:
                 yield up
         finally:
@@ -171,14 +197,14 @@ async def running_on(
     random: RandomBytes,
     stop: asyncio.Event | None = None,
     standby: Standby | None = None,
-    clients: Clients | None = None,
+    held: Reloaded | None = None,
 ) -> AsyncIterator[Running]:
     """Run the service on an open database, under its lease, until the block ends.
 
     Raises as ``running``, which opens the database and owns the data directory.
     """
     signer = _signer(settings, clock, random)
-    known = clients or Clients(known_clients(settings))
+    held = held or Reloaded(settings)
 
     def context(tables: Tables, lease: Lease) -> EngineContext:
         return EngineContext(settings, chains, clock, random, tables, lease, watch)
@@ -189,14 +215,14 @@ async def running_on(
             if (lease := await _free_lease(keeper, stop)) is None:
                 waiting = context(database, Lease(SETTLER, 0, 0))
                 up = await meanwhile.enter_async_context(
-                    _connected(waiting, database, signer, known)
+                    _connected(waiting, database, signer, held)
                 )
                 if standby is not None:
                     await meanwhile.enter_async_context(standby(up))
                 watch = up.watch
                 lease = await keeper.take(stop, watch)
             leading = context(Fenced(database, lease), lease)
-            async with keeper.kept(lease), _connected(leading, database, signer, known) as up:
+            async with keeper.kept(lease), _connected(leading, database, signer, held) as up:
                 await meanwhile.aclose()
                 yield up
     except LeaseTaken as taken:
@@ -217,19 +243,19 @@ async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease 
 
 @asynccontextmanager
 async def _connected(
-    context: EngineContext, database: Database, signer: ResponseSigner | None, clients: Clients
+    context: EngineContext, database: Database, signer: ResponseSigner | None, held: Reloaded
 ) -> AsyncIterator[Running]:
     """Put the service together around its engine, connected until the block ends."""
     await _require_own(context.settings, context.tables)
     async with AsyncExitStack() as stack:
         sender = await stack.enter_async_context(_sender(context.settings, context.clock, signer))
-        make_orders = partial(_orders, context, signer)
+        make_orders = partial(_orders, context, signer, held.policy)
         settlement = await stack.enter_async_context(engine_context.connect(context, make_orders))
         if ENGINES[context.settings.engine].signs:
             from rpcsvc.treasury.wallets import overseen  # noqa: PLC0415 - loads the auditor
 
             settlement = await stack.enter_async_context(overseen(context, settlement))
-        yield _compose(context, database, settlement, signer, sender, clients)
+        yield _compose(context, database, settlement, signer, sender, held)
 
 
 def _make_data_dir(path: Path) -> None:
@@ -286,6 +312,7 @@ def _sender(
 def _orders(
     context: EngineContext,
     signer: ResponseSigner | None,
+    policy: Policy,
     profile: VenueProfile,
     clock: Clock,
     counting: Counting,
@@ -294,7 +321,6 @@ def _orders(
     settings, tables, random = context.settings, context.tables, context.random
     views = _views(context, signer, profile)
     store = OrderStore(tables, _view_key(views, context.chains, signer))
-    policy = _policy(settings)
     processor = OrderProcessor(store, clock, partial(project, views), counting, policy.finality)
     kept, history = settings.orders, settings.orders.history_keep_days
     retention = Retention(
@@ -337,7 +363,7 @@ def _compose(
     settlement: Settlement,
     signer: ResponseSigner | None,
     sender: WebhookSender,
-    clients: Clients,
+    held: Reloaded,
 ) -> Running:
     settings, tables, settles = context.settings, context.tables, context.lease.is_held
     orders, venue, worker = settlement.orders, settlement.venue, settlement.worker
@@ -357,7 +383,7 @@ def _compose(
         worker.beside(deliverer.run)
     books = OperatorBooks(tables)
     admin = bound(TRANSFERS, Transfers(books, retry, settlement.readings.paused))
-    admin += bound(RECORDS, books) + bound(CLIENTS, clients) + APPROVALS + TICKETS + WEBHOOKS
+    admin += bound(RECORDS, books) + bound(CLIENTS, held.clients) + APPROVALS + TICKETS + WEBHOOKS
     if settlement.treasury is not None:
         admin += bound(TREASURY, settlement.treasury)
     if settlement.withdrawals is not None:
@@ -390,7 +416,7 @@ def _compose(
             lambda: None if signer is None else signer.webhook_key,
             deliverer.wake,
         ),
-        clients=clients,
+        clients=held.clients,
         approvals=ApprovalStore(tables),
     )
     if settlement.controls is not None:
@@ -407,6 +433,7 @@ def _compose(
         signer=signer,
         lease=context.lease,
         watch=settlement.watch,
+        held=held,
     )
 
 

@@ -26,12 +26,11 @@ import structlog
 from aiohttp import web
 
 from rpcsvc import __version__, ids
-from rpcsvc.bootstrap import Running, known_clients, running
-from rpcsvc.domain.clients import Clients
+from rpcsvc.bootstrap import Reloaded, Running, running
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.http import rates
-from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
-from rpcsvc.http.documents import recording
+from rpcsvc.http.discovery import DiscoveryHttp, Document, Sources, catalogue
+from rpcsvc.http.documents import links, recording
 from rpcsvc.http.edge import Cors, Edge, Hosts
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.health import HealthRoutes
@@ -53,8 +52,7 @@ from rpcsvc.http.operation_routes import Methods, OperationRoutes, RpcHttp, by_i
 from rpcsvc.http.pages.rendering import Catalogues, Renderer
 from rpcsvc.http.pages.routes import PagesHttp
 from rpcsvc.http.scrape import MetricsHttp, Readout
-from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site, site_of
-from rpcsvc.ids import RandomBytes
+from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, site_of
 from rpcsvc.local_secret import operator_proof
 from rpcsvc.logs import print_greeting
 from rpcsvc.operations.dispatch import Dispatcher, Observer, flat_dispatcher
@@ -62,8 +60,14 @@ from rpcsvc.operations.service import Call, Reply
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.orders.waits import Waits
 from rpcsvc.service_manager import READY, STOPPING, ServiceManager, service_manager
-from rpcsvc.settings import RELOADED, Settings, SettingsError, changed_keys, check_bind
-from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.settings import (
+    RELOADED,
+    Settings,
+    SettingsError,
+    changed_keys,
+    check_bind,
+    reloaded,
+)
 from rpcsvc.store.database import DatabaseInUse
 from rpcsvc.store.leases import LeaseLost
 from rpcsvc.store.operator_books import OperatorBooks
@@ -94,13 +98,13 @@ async def serve(settings: Settings, load: Callable[[], Settings]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    clients = Clients(known_clients(settings))
-    loop.add_signal_handler(signal.SIGHUP, reload_clients, clients, settings, load)
+    held = Reloaded(settings)
+    loop.add_signal_handler(signal.SIGHUP, reload_settings, held, settings, load)
     loop.set_exception_handler(AcceptFailures(time.monotonic))
     manager = service_manager(os.environ)
     standby = partial(_standing_by, manager)
     try:
-        async with running(settings, stop=stop, standby=standby, clients=clients) as up:
+        async with running(settings, stop=stop, standby=standby, held=held) as up:
             # Neither a database that is down nor a daemon would come back by a restart.
             up.worker.beside(partial(manager.ping, up.worker.stall))
             async with _traces(up) as traces, _working(up, stop), listening(up, traces=traces):
@@ -120,20 +124,19 @@ async def serve(settings: Settings, load: Callable[[], Settings]) -> None:
         raise LeaseLost
 
 
-def reload_clients(clients: Clients, started: Settings, load: Callable[[], Settings]) -> None:
-    """Take tokens and clients from the settings as they are now, for the calls that come.
+def reload_settings(held: Reloaded, started: Settings, load: Callable[[], Settings]) -> None:
+    """Take the settings in RELOADED as they are now, for the calls that come.
 
     Settings with a problem change nothing. Every other setting keeps the value of the start; the
     log names those that have changed.
     """
     try:
         settings = load()
-        found = known_clients(settings)
+        held.replace(reloaded(started, settings))
     except SettingsError as error:
         log.error("settings_reload_refused", problems=list(error.problems))  # noqa: TRY400 - no fault here
         return
-    clients.replace(found)
-    log.info("settings_reloaded", clients=[each.name for each in clients.listed])
+    log.info("settings_reloaded", clients=[each.name for each in held.clients.listed])
     for key in changed_keys(started, settings):
         if key not in RELOADED:
             log.warning("setting_needs_restart", key=key)
@@ -331,24 +334,29 @@ def _both(first: Observer, second: Observer) -> Observer:
 def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
     """All HTTP surfaces over a running service, to be served by http_server.EdgeRunner."""
     settings = up.settings
-    gate = Gate(settings, up.service.clients, up.service.random, time.monotonic)
+    gate = Gate(up.held.settings, up.service.clients, up.service.random, time.monotonic)
     limits = settings.limits
     operations = up.service.operations
     site = site_of(settings, up.service)
-    sources = _sources(site, up.signer, up.service.random)
     flat, metrics = flat_dispatcher(up.service), Metrics()
     _observe(up, flat, metrics, traces)
+    discovery = DiscoveryHttp(gate, up.service.clock, _documents(up))
     rpc = RpcHttp(
         gate,
         Methods(up.dispatcher, operations, f"{settings.brand.slug}."),
         Methods(flat, up.admin),
-        sources.openrpc,
+        partial(discovery.body, links.OPENRPC),
         operator_proof=operator_proof(up.service.client_secret),
         body_bytes=limits.body_bytes,
         max_batch=limits.batch,
         max_depth=limits.depth,
     )
-    discovery = DiscoveryHttp(gate, up.service.clock, catalogue(site, sources))
+
+    def follow() -> None:
+        gate.follow(up.held.settings.rate_limit)
+        discovery.renew(_documents(up))
+
+    up.held.followers.append(follow)
     renderer = Renderer(site)
     mcp = McpHttp(
         gate,
@@ -403,11 +411,16 @@ async def _end_waits(waits: Waits, _routes: web.Application) -> None:
     waits.end()
 
 
-def _sources(site: Site, signer: ResponseSigner | None, random: RandomBytes) -> Sources:
-    return Sources(
-        openapi=partial(openapi_document, site),
-        openrpc=partial(openrpc_document, site),
-        jwks=signer.jwks if signer else lambda: {"keys": []},
-        recording=recording.load,
-        new_key=partial(ids.session_id, random),
+def _documents(up: Running) -> tuple[Document, ...]:
+    """The documents of the service with the settings that hold."""
+    site = site_of(up.held.settings, up.service)
+    return catalogue(
+        site,
+        Sources(
+            openapi=partial(openapi_document, site),
+            openrpc=partial(openrpc_document, site),
+            jwks=up.signer.jwks if up.signer else lambda: {"keys": []},
+            recording=recording.load,
+            new_key=partial(ids.session_id, up.service.random),
+        ),
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Final, Literal, NamedTuple, TypedDict, get_args
+from typing import Annotated, Final, Literal, NamedTuple, TypedDict, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -68,7 +68,7 @@ __all__ = [
     "KEYS", "RELOADED", "SECRETS", "BrandSettings", "ConfigRow", "LimitSettings", "LoadedSettings",
     "LogSettings", "OrderSettings", "RateLimitSettings", "SandboxSettings", "Settings",
     "SettingsError", "SigningSettings", "UpstreamSettings", "changed_keys", "check_bind",
-    "effective_config", "load_settings", "render_config",
+    "effective_config", "load_settings", "reloaded", "render_config",
 ]  # fmt: skip
 
 HOUR: Final = 3_600
@@ -84,6 +84,7 @@ BlockMs = Annotated[int, integer_in(10, HOUR * 1000)]
 Confirmations = Annotated[int, integer_in(1, 1000)]
 
 Percent = Annotated[int, integer_in(1, 100)]
+AnyGroup = TypeVar("AnyGroup", bound=Group)
 HistoryDays = Annotated[int, integer_in(90, 36_500)]
 # A URL of these may hold a provider's key in its path or query: only its host is shown.
 _URLS_WITH_KEYS: Final = frozenset(
@@ -506,7 +507,45 @@ SECRETS: Final = frozenset(_secrets(Settings))
 
 
 # What a running service takes from its settings again, on SIGHUP.
-RELOADED: Final = frozenset({TOKENS_KEY, "clients"})
+RELOADED: Final = frozenset(
+    {
+        TOKENS_KEY,
+        "clients",
+        "rate_limit.orders_per_minute",
+        "rate_limit.requests_per_minute",
+        "rate_limit.rpc_requests_per_minute",
+        "rate_limit.wrong_tokens_per_minute",
+        "orders.spread_bps",
+        "orders.max_swap_usd",
+        "orders.bridge_min_usd",
+        "orders.unfunded_share",
+        "orders.unfunded_address_total_share",
+        "orders.unfunded_address_share",
+        "orders.unfunded_address_orders",
+        "orders.unfunded_token_share",
+        "orders.unfunded_token_orders",
+        "orders.address_orders_a_day",
+        "orders.address_authorizations_a_day",
+        "upstream.reservable_usd",
+    }
+)
+
+
+def reloaded(started: Settings, found: Settings) -> Settings:
+    """Return the settings of the start, with the keys in RELOADED as they are in ``found``."""
+    return _merged(started, found, "")
+
+
+def _merged(started: AnyGroup, found: AnyGroup, prefix: str) -> AnyGroup:
+    changes = {}
+    for name, field in type(started).model_fields.items():
+        key = f"{prefix}{field.validation_alias or name}"
+        mine, theirs = getattr(started, name), getattr(found, name)
+        if isinstance(mine, Group):
+            changes[name] = _merged(mine, theirs, f"{key}.")
+        elif key in RELOADED:
+            changes[name] = theirs
+    return started.model_copy(update=changes)
 
 
 def changed_keys(before: Settings, after: Settings) -> list[str]:

@@ -209,6 +209,10 @@ class DocumentCache:
         self._clock = clock
         self._kept: Rendering | None = None
 
+    def replace(self, document: Document) -> None:
+        """Serve another document of the same path from now on."""
+        self.document, self._kept = document, None
+
     def rendering(self) -> Rendering:
         """The current rendering; rendered on first use."""
         now = self._clock.now_ms()
@@ -246,6 +250,15 @@ class DiscoveryHttp:
     def __init__(self, gate: Gate, clock: Clock, documents: Iterable[Document]) -> None:
         self._gate = gate
         self.caches = tuple(DocumentCache(document, clock) for document in documents)
+
+    def renew(self, documents: Iterable[Document]) -> None:
+        """Serve the same documents made anew: what they tell of the service has changed."""
+        for cache, document in zip(self.caches, documents, strict=True):
+            cache.replace(document)
+
+    def body(self, path: str) -> bytes:
+        """Return the document of a path as it is served. Raises KeyError."""
+        return {each.document.path: each for each in self.caches}[path].rendering().body
 
     @property
     def paths(self) -> frozenset[str]:

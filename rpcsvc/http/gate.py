@@ -40,7 +40,7 @@ from rpcsvc.domain.clients import Clients, KnownClient
 from rpcsvc.domain.reservations import ADDRESS, SOCKET, Client
 from rpcsvc.errors import MisdirectedRequest, RateLimited, ServiceError, TlsRequired, Unauthorized
 from rpcsvc.ids import RandomBytes, is_request_id
-from rpcsvc.settings import Settings
+from rpcsvc.settings import RateLimitSettings, Settings
 from rpcsvc.settings_clients import MOST_CLIENTS
 
 log = structlog.get_logger(__name__)
@@ -90,7 +90,7 @@ class RateLimiter:
             raise ValueError(
                 f"per_minute and max_clients must be at least 1, not {per_minute} and {max_clients}"
             )
-        self._limit = per_minute
+        self.per_minute = per_minute
         self._now = now
         self._max_clients = max_clients
         # Time is counted in ticks of 1/per_minute ns: one request costs a whole number of them
@@ -104,7 +104,7 @@ class RateLimiter:
 
         A cost above the whole budget is refused however long the client waits.
         """
-        now = int(self._now() * _NS_PER_SECOND) * self._limit
+        now = int(self._now() * _NS_PER_SECOND) * self.per_minute
         clients = self._full_at
         debt = max(clients.get(client, 0) - now, 0)
         spent = debt + cost * _WINDOW_NS
@@ -117,7 +117,7 @@ class RateLimiter:
             clients.popitem(last=False)
         return RateLimitDecision(
             missing <= 0,
-            self._limit,
+            self.per_minute,
             (self._burst - debt) // _WINDOW_NS,
             -(-debt // self._ticks_per_second),
             -(-missing // self._ticks_per_second) if missing > 0 else 0,
@@ -406,28 +406,32 @@ class Gate:
         random: RandomBytes,
         monotonic: Callable[[], float],
     ) -> None:
-        limit = settings.rate_limit
         self._random = random
         self._monotonic = monotonic
         self._trusted = settings.trusted_proxies
         self._clients = clients
         self._metrics_tokens = _encoded(settings.telemetry.metrics_token)
         self._wrong_tokens = WrongTokens()
-        self._limiters = (
-            {
-                name: RateLimiter(per_minute, now=monotonic, max_clients=limit.max_clients)
-                for name, per_minute in (
-                    ("orders", limit.orders_per_minute),
-                    ("requests", limit.requests_per_minute),
-                    ("rpc", limit.rpc_requests_per_minute),
-                    ("wrong-tokens", limit.wrong_tokens_per_minute),
-                )
-            }
-            if limit.enabled
-            else {}
-        )
+        self._limiters: dict[str, RateLimiter] = {}
+        self.follow(settings.rate_limit)
         # Of clients with a limit of their own, by that limit: one that is set anew begins anew.
         self._client_orders: dict[int, RateLimiter] = {}
+
+    def follow(self, limit: RateLimitSettings) -> None:
+        """Have these limits from now on. A budget whose limit is another begins anew."""
+        if not limit.enabled:
+            return
+        for name, per_minute in (
+            ("orders", limit.orders_per_minute),
+            ("requests", limit.requests_per_minute),
+            ("rpc", limit.rpc_requests_per_minute),
+            ("wrong-tokens", limit.wrong_tokens_per_minute),
+        ):
+            kept = self._limiters.get(name)
+            if kept is None or kept.per_minute != per_minute:
+                self._limiters[name] = RateLimiter(
+                    per_minute, now=self._monotonic, max_clients=limit.max_clients
+                )
 
     def admit(self, request: web.Request) -> Caller:
         """The caller of a request. Raises TlsRequired."""

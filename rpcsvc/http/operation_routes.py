@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
@@ -375,7 +375,7 @@ class RpcHttp:
         gate: Gate,
         public: Methods,
         admin: Methods,
-        describe: Callable[[], Json],
+        describe: Callable[[], bytes],
         *,
         operator_proof: str,
         body_bytes: int,
@@ -446,16 +446,15 @@ class RpcHttp:
 
         return RpcMethod(run, not operation.creates, partial(waits, operation))
 
-    def _discovery(self, describe: Callable[[], Json]) -> RpcMethod[Caller]:
+    def _discovery(self, describe: Callable[[], bytes]) -> RpcMethod[Caller]:
         """``rpc.discover`` of the OpenRPC specification: the description of the methods."""
-        written = cache(lambda: orjson.dumps(describe()))
 
         async def call(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
             self._charge_again(caller)
             caller.request_id_for(hint)
             if params:
                 raise InvalidParams("rpc.discover takes no params. Send {}, or leave them out.")
-            return orjson.Fragment(written())
+            return orjson.Fragment(describe())
 
         return RpcMethod(call, runs_as_notification=True)
 

@@ -98,7 +98,7 @@ class Authorizations:
         clock: Clock,
         poll_ms: int,
         lease: Lease,
-        most_a_day: int,
+        most_a_day: Callable[[], int],
         secret: bytes,
     ) -> None:
         self._orders = orders
@@ -221,7 +221,7 @@ class Authorizations:
         stored, now = client.stored(self._secret), self._clock.now_ms()
         if is_known(stored):
             return None
-        counted = ClientDay(stored, day_of(now), self._most_a_day)
+        counted = ClientDay(stored, day_of(now), self._most_a_day())
         if await self._store.sent_on(stored, counted.day) < counted.most:
             return counted
         seconds = -(-ms_to_next_day(now) // 1000)

@@ -27,7 +27,6 @@ from rpcsvc.domain.reservations import (
     ExceededBound,
     Holdings,
     Reserved,
-    UnfundedLimits,
     bounds_of,
     excesses,
     is_known,
@@ -36,6 +35,7 @@ from rpcsvc.domain.reservations import (
     worst,
 )
 from rpcsvc.errors import AmountAboveMaximum, RateLimited, Unavailable
+from rpcsvc.orders.policy import Policy
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.store.orders import OrderStore
 
@@ -57,13 +57,13 @@ class ClientLimits:
     def __init__(
         self,
         store: OrderStore,
-        limits: UnfundedLimits,
+        policy: Policy,
         wallet: Callable[[str, Reserved], int],
         clock: Clock,
         secret: bytes,
     ) -> None:
         self._store = store
-        self._limits = limits
+        self._policy = policy
         self._wallet = wallet
         self._clock = clock
         self._secret = secret
@@ -86,13 +86,14 @@ class ClientLimits:
         AmountAboveMaximum when it alone exceeds the bound, and Unavailable.
         """
         stored, wallet = self.stored(client), self._wallet(network, reserved)
-        today = None if is_known(stored) else self._limits.address_orders_a_day
+        limits = self._policy.unfunded
+        today = None if is_known(stored) else limits.address_orders_a_day
         if today is not None:
             await self._require_day(stored, today)
-        broken = excesses(self._limits, stored, needed, wallet, reserved)
+        broken = excesses(limits, stored, needed, wallet, reserved)
         if not broken:
-            units = tuple(bounds_of(self._limits, stored, wallet))
-            return Admission(stored, units, self._limits.orders_of(stored), today)
+            units = tuple(bounds_of(limits, stored, wallet))
+            return Admission(stored, units, limits.orders_of(stored), today)
         only = stored if all(each.scope == stored for each in broken) else None
         unfunded = await self._store.unfunded(SOONEST, only)
         refusal = worst([each.refusal(network, unfunded) for each in broken])
@@ -104,7 +105,7 @@ class ClientLimits:
     def room(self, client: Client, network: str, reserved: Reserved) -> int:
         """The most payout units that a client's next order may reserve. Raises Unavailable."""
         wallet, stored = self._wallet(network, reserved), self.stored(client)
-        return room(self._limits, stored, wallet, reserved)
+        return room(self._policy.unfunded, stored, wallet, reserved)
 
     async def _require_day(self, stored: str, most: int) -> None:
         """Raise RateLimited when an address has made as many orders as it may in a day."""
@@ -248,13 +249,13 @@ class WalletInventory(Inventory):
         self,
         holdings: Callable[[str], Holdings],
         store: OrderStore,
-        limits: UnfundedLimits,
+        policy: Policy,
         clock: Clock,
         secret: bytes,
     ) -> None:
         self._holdings = holdings
         self._store = store
-        self._clients = ClientLimits(store, limits, self._wallet, clock, secret)
+        self._clients = ClientLimits(store, policy, self._wallet, clock, secret)
 
     @override
     async def require(

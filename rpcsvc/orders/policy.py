@@ -40,9 +40,10 @@ _PACKED_AT_ONCE: Final = 20
 UNPAID_BYTES: Final = 11_000
 
 
-class Policy(Struct, frozen=True):
+class Policy(Struct):
     """The operator's terms: fees and limits in bps and whole USD, times in milliseconds.
 
+    All who need it hold the same one and read it at each call, since ``take`` changes it.
     ``rate_rule``: how far apart the rates of replicas may be. ``reservable``: what an upstream may
     reserve for this service, in USDC units. ``finality``: bounds on deposits that are not final.
     """
@@ -59,6 +60,11 @@ class Policy(Struct, frozen=True):
     reservable: int
     lock_break_bps: int
     finality: FinalityLimits
+
+    def take(self, other: Policy) -> None:
+        """Have the terms of another policy from now on; orders that are made keep theirs."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(other, name))
 
 
 class Orders(Struct, frozen=True):

@@ -229,7 +229,7 @@ def authorization_funding(
         orders.clock,
         poll_ms,
         orders.lease,
-        orders.policy.unfunded.address_authorizations_a_day,
+        lambda: orders.policy.unfunded.address_authorizations_a_day,
         orders.secret,
     )
 
@@ -237,8 +237,8 @@ def authorization_funding(
 def _inventory(orders: Orders, wallets: OrderingWallets) -> Inventory:
     if wallets.holdings is None:
         return SimulatedInventory()
-    limits = orders.policy.unfunded
-    return WalletInventory(wallets.holdings, orders.store, limits, orders.clock, orders.secret)
+    policy = orders.policy
+    return WalletInventory(wallets.holdings, orders.store, policy, orders.clock, orders.secret)
 
 
 def _published(orders: Orders, rates: RateSource) -> PublishedRates:

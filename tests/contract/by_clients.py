@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.serving import reload_clients
+from rpcsvc.serving import reload_settings
 from rpcsvc.settings import load_settings
 from tests import mcp
 from tests.contract import bff
@@ -37,7 +37,7 @@ def with_clients(data_dir: Path, **limits: Any) -> Any:
 def set_clients(served: Served, **clients: Json) -> None:
     """Take other clients, as after SIGHUP."""
     settings = load_settings(config_file=None, environ=ENVIRON, flags={"clients": clients}).settings
-    reload_clients(served.up.service.clients, served.up.settings, lambda: settings)
+    reload_settings(served.up.held, served.up.settings, lambda: settings)
 
 
 class OrderRefused(Exception):

@@ -79,6 +79,10 @@ class Served:
         message = {"jsonrpc": "2.0", "id": "1", "method": f"service.{method}", "params": params}
         return await self.raw(json.dumps(message).encode(), **headers)
 
+    async def rpc_discover(self, **headers: str) -> Answer:
+        message = {"jsonrpc": "2.0", "id": "1", "method": "rpc.discover"}
+        return await self.raw(json.dumps(message).encode(), **headers)
+
     def count(self, table: str) -> int:
         row = one_row(self.up.database, f"SELECT count(*) FROM {table}")
         return int(row[0])

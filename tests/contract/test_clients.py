@@ -13,7 +13,7 @@ import pytest
 
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.errors import SettingsError
-from rpcsvc.serving import reload_clients
+from rpcsvc.serving import reload_settings
 from rpcsvc.settings import load_settings
 from tests import mcp
 from tests.contract import bff, paying
@@ -480,7 +480,7 @@ async def test_reload_of_wrong_settings_changes_nothing(tmp_path: Path) -> None:
     async with with_clients(tmp_path) as served:
         with logs_of("rpcsvc.serving") as logs:
             set_clients(served, desk=client(DESK, "swap.qoute"))
-            reload_clients(served.up.service.clients, served.up.settings, unreadable)
+            reload_settings(served.up.held, served.up.settings, unreadable)
         assert [each["event"] for each in logs] == ["settings_reload_refused"] * 2
         assert "swap.quote" in logs[0]["problems"][0]
         await order(served, "http")
@@ -492,7 +492,7 @@ async def test_reload_names_what_needs_a_restart(tmp_path: Path) -> None:
             config_file=None, environ=ENVIRON, flags={"port": 1, "clients": {}}
         ).settings
         with logs_of("rpcsvc.serving") as logs:
-            reload_clients(served.up.service.clients, changed, lambda: served.up.settings)
+            reload_settings(served.up.held, changed, lambda: served.up.settings)
         keys = [each["key"] for each in logs if each["event"] == "setting_needs_restart"]
         assert "port" in keys
         assert "clients" not in keys

@@ -1,4 +1,4 @@
-"""SIGHUP to a running process: tokens and clients are taken again, and no call is dropped."""
+"""SIGHUP to a running process: settings are taken again, and no call is dropped."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def funding(store: Store, wallets: Wallets, lease: Lease | None = None) -> Autho
     nothing = cast("Any", None)
     lease = lease or Lease(SETTLER, 1)
     return Authorizations(
-        nothing, cast("Any", store), cast("Any", wallets), ManualClock(), 1, lease, 1, b""
+        nothing, cast("Any", store), cast("Any", wallets), ManualClock(), 1, lease, lambda: 1, b""
     )
 
 

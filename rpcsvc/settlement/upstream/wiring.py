@@ -255,7 +255,7 @@ async def _settlement(orders: Orders, engine: UpstreamEngine) -> Settlement:
     else:
         worker = Worker((), Quarantine(), loops=(relay.run,))
     limits = ClientLimits(
-        store, policy.unfunded, lambda _network, _reserved: policy.reservable, clock, orders.secret
+        store, policy, lambda _network, _reserved: policy.reservable, clock, orders.secret
     )
     venue = UpstreamVenue(orders, engine, relay, follower, limits, funding)
     return Settlement(orders, engine, venue, worker)
