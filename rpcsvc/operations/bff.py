@@ -152,7 +152,8 @@ async def list_orders(service: Service, params: bff_models.BffSessionParams, _ca
 async def open_ticket(service: Service, params: bff_models.BffTicketParams, call: Call) -> Flat:
     """Record a ticket; set the order's refund address when its owner asks for it."""
     given = {k: v for k, v in params.model_dump(by_alias=True).items() if v is not None}
-    answer = await create_ticket(service, SupportParams.model_validate(given), call)
+    request = SupportParams.model_validate(given)
+    answer = await create_ticket(service, request, call, tells_secret=False)
     ticket = answer.data.ticket
     return Flat(bff_models.BffTicket(ticket.ticket_id, ticket.created_at))
 

@@ -106,7 +106,7 @@ async def _followed(
 
 
 def _is_all(order: Order, cursor: int) -> bool:
-    """Return whether no more events will follow a cursor."""
+    """Return whether the order is over and a cursor has all of its events."""
     is_over = order.status.is_terminal and all(each.state.is_final for each in order.transfers)
     return is_over and cursor >= order.version
 

@@ -37,6 +37,7 @@ _PLAIN: Final = frozenset(
         "plan",
         "poll_status",
         "quote",
+        "report_completed",
         "simulate_deposit",
     }
 )

@@ -74,13 +74,16 @@ class _Account(NamedTuple):
 
 
 async def create_ticket(
-    service: Service, params: SupportParams, call: Call
+    service: Service, params: SupportParams, call: Call, *, tells_secret: bool = True
 ) -> Answer[models.SupportResult]:
     """Record a ticket, and set the order's refund address when its owner asks for it; or record one
     more message of a ticket.
 
-    Raises InvalidInput, InvalidDestination, TicketNotFound, RateLimited and Unavailable.
+    Nobody can read an answer to a ticket whose surface does not tell the secret. Raises
+    InvalidInput, InvalidDestination, TicketNotFound, RateLimited and Unavailable.
     """
+    for name in ("message", "category", "wallet_address"):
+        _require_storable(getattr(params, name), to_camel(name))
     if params.ticket_id is not None or params.ticket_secret is not None:
         return await _add_message(service, params, call)
     session, order_id = _read_ids(params)
@@ -98,7 +101,7 @@ async def create_ticket(
         order_id=params.order_id,
         session_id=session,
         wallet_address=params.wallet_address,
-        secret_hash=_hash_of(secret),
+        secret_hash=_hash_of(secret) if tells_secret else "",
     )
     account = None
     if not _sets_refund_address(order, refund_to):
@@ -171,15 +174,23 @@ async def _add_message(
 
 async def _opened(service: Service, ticket_id: str, secret: str) -> StoredTicket:
     """The ticket that the secret opens. Raises TicketNotFound, whatever is wrong."""
-    found = await service.store.ticket(ticket_id) if ids.is_ticket_id(ticket_id) else None
-    stored = (None if found is None else found.secret_hash) or _NOBODYS
-    is_opened = hmac.compare_digest(_hash_of(secret), stored)
-    if found is None or not is_opened:
+    stored, found = None, None
+    if ids.is_ticket_id(ticket_id):  # the hash alone: a long message would take its time
+        stored = await service.store.ticket_secret_hash(ticket_id)
+    if hmac.compare_digest(_hash_of(secret), stored or _NOBODYS):
+        found = await service.store.ticket(ticket_id)
+    if found is None:
         raise TicketNotFound(
             "There is no ticket with this ticketId and ticketSecret. Send both as support.create"
             " answered them; the operator may have closed the ticket since."
         )
     return found
+
+
+def _require_storable(text: str | None, field: str) -> None:
+    """Raise InvalidInput for U+0000, which PostgreSQL does not store."""
+    if text is not None and "\0" in text:
+        raise InvalidInput(f"{field} has the character U+0000. Send it without.", field=field)
 
 
 def _hash_of(secret: str) -> str:
@@ -346,17 +357,28 @@ async def show_ticket(service: Service, params: TicketIdParams, _call: Call) -> 
         {"at": iso8601(each.at), "answeredBy": each.answered_by, "text": each.message}
         for each in await service.store.ticket_messages(ticket.ticket_id)
     ]
-    return Flat({"ticket": {**_row(ticket), "conversation": [first, *more]}})
+    order = None if ticket.order_id is None else await service.store.order(ticket.order_id)
+    is_from_owner = _owned(order, ticket.session_id) is not None
+    view = {**_row(ticket), "isFromOwner": is_from_owner, "conversation": [first, *more]}
+    return Flat({"ticket": view})
 
 
 async def reply(service: Service, params: ReplyParams, _call: Call) -> Flat:
     """Answer a ticket, and note that in the events of its order. Raises InvalidInput."""
     ticket = await _named(service, params.ticket_id)
+    if not ticket.secret_hash:
+        raise InvalidInput(
+            "Nobody can read an answer to this ticket: it came over the BFF, or you made it with a"
+            " refund address. Write to the person in another way, and close it.",
+            field="ticketId",
+        )
     by, text = " ".join(params.by.split()), params.message.strip()
     if not by:
         raise InvalidInput("by must say who answers.", field="by")
     if not text:
         raise InvalidInput("message must say something.", field="message")
+    _require_storable(by, "by")
+    _require_storable(text, "message")
     message = TicketMessage(ticket.ticket_id, service.clock.now_ms(), by, text)
     order = None if ticket.order_id is None else await service.store.order(ticket.order_id)
     if order is not None:
@@ -400,6 +422,7 @@ def _row(ticket: StoredTicket) -> Json:
         "orderId": ticket.order_id,
         "walletAddress": ticket.wallet_address,
         "awaitsAnswer": ticket.awaits_answer,
+        "canBeAnswered": bool(ticket.secret_hash),
     }
 
 

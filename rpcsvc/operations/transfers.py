@@ -262,7 +262,7 @@ class Transfers:
                 "walletAddress": view["address"],
             }
         )
-        answer = await support.create_ticket(service, request, call)
+        answer = await support.create_ticket(service, request, call, tells_secret=False)
         given = answer.data.refund_address
         if given is None or not given.accepted:
             view["refused"] = "the order does not wait any more"

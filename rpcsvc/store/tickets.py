@@ -84,6 +84,12 @@ class TicketRows:
         row = await self._db.fetch_one(sql, ticket_id=ticket_id)
         return None if row is None else from_row(StoredTicket, row)
 
+    async def ticket_secret_hash(self, ticket_id: str) -> str | None:
+        """The hash of a ticket's secret; None: there is no such ticket."""
+        sql = "SELECT secret_hash FROM tickets WHERE ticket_id = :ticket_id"
+        row = await self._db.fetch_one(sql, ticket_id=ticket_id)
+        return None if row is None else str(row["secret_hash"])
+
     async def ticket_messages(self, ticket_id: str) -> list[TicketMessage]:
         """The messages of a ticket after its first one, oldest first."""
         rows = await self._db.fetch(_SELECT_MESSAGES, ticket_id=ticket_id)
@@ -118,8 +124,9 @@ class TicketRows:
         return len(found)
 
     async def _delete(self, found: list[str]) -> None:
+        # The ticket first: a message being added holds its row, and is then deleted, too.
         values: dict[str, Any] = {"found": found}
-        await self._db.write([Statement(_DELETE_MESSAGES, values), Statement(_DELETE, values)])
+        await self._db.write([Statement(_DELETE, values), Statement(_DELETE_MESSAGES, values)])
 
 
 def ticket_statements(

@@ -438,3 +438,28 @@ async def test_page_shows_no_ticket_without_its_secret(served: Served) -> None:
         f"{order.path}/support", data=ticket, headers={"sec-fetch-site": "cross-site"}
     )
     assert response.status == 403
+
+
+async def test_page_keeps_what_was_typed_and_says_why_it_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path, support__tickets_per_client=1) as served:
+        order = await make_order(served, X2U)
+        status, text = await write(served, order, message="m" * 8_001)
+        assert (status, "8000 characters" in text, "m" * 8_001 in text) == (400, True, True)
+        _, text = await write(served, order, message="first")
+        found = dict(re.findall(r'name="(ticketId|ticketSecret)" value="([^"]+)"', text))
+        status, text = await write(served, order, message="a long story", **found)
+        assert (status, "a long story" in text, "tickets a day" in text) == (429, True, True)
+        assert text.count(f'value="{found["ticketSecret"]}"') == 2
+
+
+async def test_new_tickets_secret_is_shown_although_reading_fails(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise Unavailable("The database is down.")
+
+    order = await make_order(served, X2U)
+    monkeypatch.setattr(type(served.up.service.store), "ticket_messages", fail)
+    status, text = await write(served, order, message="Where is it?")
+    assert (status, "Your message was sent" in text, "tks_" in text) == (503, True, True)
+    assert "Where is it?" not in text  # or it would be sent twice

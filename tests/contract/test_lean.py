@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+from functools import partial
 from typing import Any
 
 import orjson
@@ -20,9 +21,11 @@ from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.store.settle_times import settle_time_statements
 from rpcsvc.verify import Exchange, verify_response
 from tests.command_line import clean_environ, run_here
+from tests.contract import bff
 from tests.contract.described import check
 from tests.contract.serving import BACK, EVM, JSON, MONERO, SWAP, Served
 from tests.contract.signatures import jwks
+from tests.e2e.processes import until
 from tests.mcp import call, swap
 
 KEY = "0f6c2b9a-5d1e-4c37-9a40-6b1d2f8e7c05"
@@ -298,3 +301,33 @@ async def test_lean_quote_beside_an_earlier_one_stays_small(
         assert answer["data"]["changed"]
         sizes.append(size(answer))
     assert max(sizes) < MOST["swap.quote"], sizes
+
+
+async def test_lean_status_of_payout_and_refund_stays_small(
+    served: Served,
+) -> None:
+    chunked = {
+        **bff.ORDER, "fromAmount": str(4 * 10**12), "refundAddress": MONERO,
+        "twapConfig": {"intervalMs": 2_000},
+    }  # fmt: skip
+    order_id = (await bff.post(served, "/orders", chunked)).body["orderId"]
+    await served.post("/sandbox/fund", {"orderId": order_id})
+    await until(partial(has_chunk, served, order_id))
+    await served.post("/sandbox/fault", {"fault": "set_rate", "rate": "60"})
+    answer = await until(partial(both_settled, served, order_id))
+    assert size(answer) < MOST["swap.status"]
+
+
+async def has_chunk(served: Served, order_id: str) -> bool:
+    found = (await bff.call(served, "GET", f"/orders/{order_id}")).body
+    return bool(found["twap"]["chunksCompleted"])
+
+
+async def both_settled(served: Served, order_id: str) -> Json | None:
+    """The status once payout and refund have settled; days pass until the order is over."""
+    answer = await over_http(served, "swap.status", {"orderId": order_id})
+    if answer["state"] != "completed":
+        await served.post("/sandbox/fault", {"fault": "advance_clock", "seconds": 86_400})
+        await asyncio.sleep(0.5)
+    settled = [each for each in answer["data"].get("transfers", ()) if each["status"] == "settled"]
+    return answer if len(settled) == 2 else None

@@ -13,6 +13,7 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.store.tickets import MOST_MESSAGES
+from tests.contract import bff
 from tests.contract.operator_socket import over_socket
 from tests.contract.serving import SWAP, Served, a_ticket, serving
 from tests.rows import all_rows
@@ -171,3 +172,43 @@ async def test_answer_says_who_and_something(served: Served, wrong: Json) -> Non
     given = {"ticketId": ticket["ticketId"], "message": "m", "by": "Ada L.", **wrong}
     assert "error" in await operator(served, "reply", **given)
     assert served.count("ticket_messages") == 0
+
+
+@pytest.mark.parametrize("field", ["message", "category", "walletAddress"])
+async def test_text_that_a_database_does_not_store_is_refused(served: Served, field: str) -> None:
+    refused = await asked(served, **{field: "a\0b"})
+    assert [each["field"] for each in refused["validationErrors"]] == [field]
+    assert served.count("tickets") == 0
+
+
+async def test_answer_that_a_database_does_not_store_is_refused(served: Served) -> None:
+    ticket = await a_ticket(served, orderId=await ordered(served))
+    for wrong in ({"message": "a\0b"}, {"by": "Ada\0"}):
+        given = {"ticketId": ticket["ticketId"], "message": "m", "by": "Ada L.", **wrong}
+        refused = await operator(served, "reply", **given)
+        assert refused["error"]["code"] == "invalid_input"
+    refused = await asked(served, **ticket, **{"message": "a\0b"})
+    assert refused["error"]["code"] == "invalid_input"
+    assert served.count("ticket_messages") == 0
+
+
+async def test_answer_that_nobody_could_read_is_refused(served: Served) -> None:
+    order_id = await ordered(served)
+    assert (await bff.post(served, "/support/tickets", {
+        "orderId": order_id, "sessionId": None, "walletAddress": None, "category": "payout",
+        "message": "Where is it?",
+    })).status == 200  # fmt: skip
+    (row,) = (await operator(served, "list"))["tickets"]
+    assert not row["canBeAnswered"]
+    given = {"ticketId": row["ticketId"], "message": "m", "by": "Ada L."}
+    assert "Nobody can read" in json.dumps((await operator(served, "reply", **given))["error"])
+    assert served.count("ticket_messages") == 0
+
+
+async def test_operator_sees_whether_the_orders_owner_has_written(served: Served) -> None:
+    made = (await served.post("/agent/swap/execute", SWAP)).body["data"]
+    order = {"orderId": made["order"]["orderId"]}
+    for session, is_from_owner in ({"sessionId": made["sessionId"]}, True), ({}, False):
+        ticket = await a_ticket(served, **order, **session)
+        shown = (await operator(served, "show", ticketId=ticket["ticketId"]))["ticket"]
+        assert shown["isFromOwner"] is is_from_owner

@@ -500,3 +500,12 @@ async def test_an_empty_hot_wallet_still_has_fees(payer: EvmPayer) -> None:
     held = payer.payments.gas.hot
     assert held is not None
     assert held.usdc == 0
+
+
+async def test_holdings_follow_a_payout_that_ends_between_two_rounds(payer: EvmPayer) -> None:
+    async with adapter_on(payer, payer.network) as adapter:
+        payout = await payer.paid(payer.transfer(USER, 990 * USDC))
+        assert (await payer.settle(payout)).outcome is Outcome.SETTLED
+        payer.clock.now += 1_000
+        await adapter.maintain()
+        assert adapter.networks[NETWORK].holdings().free == 10 * USDC

@@ -878,3 +878,13 @@ async def test_a_permit_and_what_it_let_take_are_made_anew(
         assert not (
             await all_left(own) or own.sweeps.conditions() or await own.payments.conditions()
         )
+
+
+async def test_pause_since_the_last_look_postpones_no_sweep(own: EvmPayer) -> None:
+    await own.give(2, 5 * USDC)
+    await own.connection.check()
+    await own.token.pause()
+    await own.sweeps.maintain(await own.connection.head())
+    await own.token.unpause()
+    await own.sweep()
+    assert own.sweeps.counts["sent"] == 1

@@ -156,7 +156,7 @@ async def test_tickets_are_listed_shown_and_closed(tmp_path: Path, cli: Cli) -> 
         assert "first" not in str(rows)
         shown = (await cli.json("tickets", "show", first))["ticket"]
         (said,) = shown["conversation"]
-        assert shown == {**rows[0], "conversation": [said]}
+        assert shown == {**rows[0], "isFromOwner": False, "conversation": [said]}
         assert (said["text"], said["answeredBy"]) == ("first", None)
         assert (await cli.json("tickets", "close", first))["closed"]["ticketId"] == first
         for action in ("show", "close"):

@@ -138,6 +138,27 @@ async def test_news_of_one_asset_wait_for_no_other_scan(
     assert [item.key.network for item in rig.xmr.acknowledged] == ["monero"]
 
 
+async def test_scan_that_hangs_keeps_the_other_asset_from_no_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, looked = Rig(tmp_path), list[str]()
+
+    async def hangs() -> Observation:
+        await asyncio.Event().wait()
+        return Observation()
+
+    async def nothing() -> Observation:
+        looked.append("monero")
+        return Observation()
+
+    monkeypatch.setattr(rig.usdc, "observe", hangs)
+    monkeypatch.setattr(rig.xmr, "observe", nothing)
+    async with asyncio.timeout(1.5):  # a scan may take 2 seconds
+        for _ in range(3):
+            await rig.engine.observe()
+    assert looked == ["monero"] * 3
+
+
 async def test_each_side_acknowledges_its_own_deposits(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     await rig.engine.acknowledge((await rig.engine.observe()).sightings)

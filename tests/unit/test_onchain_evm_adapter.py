@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -144,12 +145,57 @@ async def test_quiet_network_is_scanned_rarely_until_an_order_comes(
     assert len(await looks.within(observe, 3_000, 200)) == 3, "it goes on with what it lacks"
 
 
+async def test_network_is_scanned_until_the_time_of_its_orders_is_over(
+    looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, began = looks.network, looks.clock.now
+
+    async def awaits(_network: str, now: int) -> bool:
+        return now <= began + 3_500
+
+    async def observe() -> None:
+        await looks._note()
+        network.deposits.complete_until = looks.clock.now
+
+    monkeypatch.setattr(network, "_scan_pace", LookPace(looks.clock, 0.25, 1_000))
+    monkeypatch.setattr(network._deposit_ledger, "is_awaiting", awaits)
+    monkeypatch.setattr(network.deposits, "observe", observe)
+    scans = await looks.within(network.observe, 30_000, 200)
+    assert scans == [*range(0, 5_000, 1_000), 24_000], "a deadline waits for no sleep"
+
+
 async def test_deposit_on_a_fast_chain_is_looked_at_each_time(
     looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(looks.network, "_scan_pace", LookPace(looks.clock, 0.25, 1_000))
     looks.network.deposits.is_quiet = False
     assert len(await looks.within(looks.network.observe, 3_000, 200)) == 15
+
+
+async def test_block_that_a_deposit_waits_for_is_seen_in_the_next_pass(
+    looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, clock, began = looks.network, looks.clock, looks.clock.now
+    monkeypatch.setattr(network, "_scan_pace", LookPace(clock, 2.0, 1_000))
+    monkeypatch.setattr(network.connection, "height", lambda: (clock.now - began) // 2_000)
+    network.deposits.is_quiet = False
+    clock.now += 1_300
+    first = dict[int, int]()
+    for at in await looks.within(network.observe, 60_000, 350):  # a node that is far away
+        first.setdefault((at + 1_300) // 2_000, (at + 1_300) % 2_000)
+    assert len(first) == 31
+    assert max(list(first.values())[5:]) < 350
+
+
+async def test_block_of_a_node_that_lags_is_no_new_one(
+    looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heights = cycle((100, 99))
+    monkeypatch.setattr(looks.network, "_scan_pace", LookPace(looks.clock, 2.0, 1_000))
+    monkeypatch.setattr(looks.network.connection, "height", lambda: next(heights))
+    looks.is_awaiting = True
+    scans = await looks.within(looks.network.observe, 6_000, 200)
+    assert scans == [0, *range(1_800, 3_000, 200), *range(3_800, 6_000, 1_000)]
 
 
 async def test_slow_chain_is_scanned_as_its_next_block_is_expected(

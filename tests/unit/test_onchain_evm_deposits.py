@@ -227,6 +227,15 @@ async def test_scan_that_fails_above_a_fork_leaves_no_depth(
     assert await reader.scanner.confirmations(key("a")) == 0
 
 
+async def test_replica_that_scans_nothing_tells_the_depth_on_record(reader: Reader) -> None:
+    number = reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=3)
+    await reader.poll()
+    replica = Reader(reader.ledger)
+    assert await replica.scanner.confirmations(key("a"), number + 3) == 4
+    assert await replica.scanner.confirmations(key("a")) == 0, "nothing is signed there"
+
+
 async def test_tagged_deposit_is_watched_until_it_is_final(ledger: EvmDepositLedger) -> None:
     tiers = (Threshold(0, 1), Threshold(500, DepthTag.SAFE), Threshold(900, DepthTag.FINALIZED))
     reader = Reader(ledger, thresholds=tiers)

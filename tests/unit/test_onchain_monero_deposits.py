@@ -411,6 +411,8 @@ async def test_confirmations_at_a_height_count_its_own_block(rig: Rig) -> None:
     newest = len(rig.chain.blocks) - 1
     assert await rig.scanner.confirmations(key, newest) == await rig.scanner.confirmations(key) == 4
     assert await rig.scanner.confirmations(key, newest - 3) == 1
+    rig.restart()
+    assert await rig.scanner.confirmations(key, newest) == 4, "a replica that scans nothing"
 
 
 async def test_deposit_that_a_start_can_not_tell_of_has_no_depth(rig: Rig) -> None:

@@ -314,7 +314,7 @@ def test_overpaid_order_leaves_what_others_were_quoted() -> None:
     assert units_to_leave(over, over.transfers[0], claims) == returnable + quoted
 
 
-def test_overpaid_order_holds_up_no_other_that_is_above_its_quote() -> None:
+def test_overpaid_order_holds_up_no_other_above_its_quote() -> None:
     """A stranger overpays an order, for more than the wallet has; another's rate rose a little."""
     other, huge = (
         funded(name, Direction.XMR_TO_USDC, percent) for name, percent in (("a", 101), ("b", 1000))

@@ -438,21 +438,32 @@ class PagesHttp:
         if form is None:
             return self._unchanged(visit, "refund.unreadable", 400)
         ticket = {name: form[name] for name in _TICKET if form[name]}
+        said = "support.refused"
         try:
             if form["message"]:
-                said = {"message": form["message"].replace("\r\n", "\n")}
-                params = {**said, **(ticket or {"orderId": order_id})}
+                message = {"message": form["message"].replace("\r\n", "\n")}
+                params = {**message, **(ticket or {"orderId": order_id})}
                 data = await self._run(visit, "support.create", params)
                 if not ticket:
                     ticket = {"ticketId": data["ticket"]["ticketId"]}
                     ticket["ticketSecret"] = data["ticketSecret"]
+                said = "support.unread"
+                form = {**ticket, "message": ""}  # the new secret is shown, whatever fails next
             data = await self._run(visit, "support.get", ticket)
         except TicketNotFound as error:
             wrong = visit.texts.say("support.not_found")
-            return self._show_ticket(visit, order_id, form, alert=wrong, status=error.http_status)
-        except (InputError, InputErrors) as error:
-            wrong = visit.texts.say("support.refused")
-            return self._show_ticket(visit, order_id, form, alert=wrong, status=error.http_status)
+            typed = {**form, "ticketSecret": ""}
+            return self._show_ticket(visit, order_id, typed, alert=wrong, status=error.http_status)
+        except (InputError, InputErrors, RateLimited, Unavailable) as error:
+            response = self._show_ticket(
+                visit,
+                order_id,
+                form,
+                alert=visit.texts.say(said),
+                detail=error.message,
+                status=error.http_status,
+            )
+            return _with_headers(response, error)
         messages = [{**each, "text": printable(each["text"])} for each in data["messages"]]
         return self._show_ticket(visit, order_id, {**ticket, "message": ""}, messages)
 
@@ -464,6 +475,7 @@ class PagesHttp:
         messages: Sequence[Json] = (),
         *,
         alert: str = "",
+        detail: str = "",
         status: int = 200,
     ) -> web.Response:
         values = {
@@ -471,6 +483,7 @@ class PagesHttp:
             "typed": typed,
             "messages": messages,
             "alert": alert,
+            "detail": detail,
             "longest": _LONGEST_MESSAGE,
         }
         return self._renderer.page("support.html", visit.texts, values, status=status)

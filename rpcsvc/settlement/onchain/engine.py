@@ -59,6 +59,8 @@ Pause = Callable[[float], Awaitable[None]]
 # A transfer that waits for a cap is tried at least once a minute (orders/scheduler/effects.py): one
 # that was not tried for this long was cancelled, or waits for something else.
 _ASKS_AGAIN_MS: Final = 5 * 60 * 1000
+# How long a scan that is done waits for that of another asset.
+_BESIDE_SECONDS: Final = 0.2
 _IN_MEMORY: Final = "in memory only, since the switch can't be written: do not restart the service"
 _SENT: Final = {
     "XMR": "SELECT coalesce(sum(units), 0) AS units FROM monero_payments"
@@ -440,13 +442,13 @@ class OnchainEngine(Wallets):
 
     @override
     async def observe(self) -> Observation:
-        # Once one scan has news the others go on, and the next pass shows what they find: a deposit
-        # that is confirmed waits for no other asset's node.
+        # Once one scan has news, or the others take longer, these go on, and the next pass shows
+        # what they find: a deposit that is confirmed waits for no other asset's node.
         looks = [asyncio.create_task(watch.observe()) for watch in self._watches.values()]
         try:
-            for look in asyncio.as_completed(looks):
-                if (await look).sightings:
-                    break
+            ended, others = await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
+            if others and not any(look.result().sightings for look in ended):
+                await asyncio.wait(others, timeout=_BESIDE_SECONDS)
         finally:
             for each in looks:
                 each.cancel()

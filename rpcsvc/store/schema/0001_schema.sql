@@ -664,7 +664,7 @@ CREATE TABLE tickets (
     order_id       TEXT,
     session_id     TEXT,
     wallet_address TEXT,
-    secret_hash    TEXT    NOT NULL,
+    secret_hash    TEXT    NOT NULL DEFAULT '',
     messages       INTEGER NOT NULL DEFAULT 1 CHECK (messages > 0),
     awaits_answer  INTEGER NOT NULL DEFAULT 1 CHECK (awaits_answer IN (0, 1))
 ) STRICT;

@@ -85,8 +85,10 @@ async def test_a_payment_is_read_as_it_was_written(ledger: EvmPaymentLedger) -> 
     assert await ledger.payments_in(NET, EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED) == [
         raised
     ]
+    assert await ledger.mined_to(NET) == 0
     settled = mined(raised)
     await ledger.put_payment(settled)
+    assert await ledger.mined_to(NET) == 9
     assert await ledger.ended_above(NET, 8) == [settled]
     assert await ledger.ended_above(NET, 9) == []
 

@@ -110,7 +110,7 @@ async def test_watched_deposits_and_those_above_a_fork_are_looked_at(
 async def test_shown_deposit_is_on_no_order_until_one_has_it(
     ledger: MoneroLedger, database: Tables
 ) -> None:
-    """Of many to one order a few are recorded at a time, and of one that fails none."""
+    """A few of many to one order are recorded at a time, and none of one that fails."""
     await ledger.add_addresses([address(1)])
     keeper = Keeper(OrderStore(database, lambda: "key"))
     await keeper.open(numbered(1), Admission("a"))

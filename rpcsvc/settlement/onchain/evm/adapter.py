@@ -66,6 +66,9 @@ IDLE_MS: Final = 20_000
 RESTING_MS: Final = 60_000
 # The longest pause while an order awaits a deposit: a pending payment is seen, and has its time.
 _LONGEST_MS: Final = 2_000
+# How long before its usual time a block is looked for that something waits for, at most half the
+# time between two. With less than a few passes, looks would stay as late as the first one was.
+_EARLY_MS: Final = 1_000
 _MOST_KEPT: Final = 4_096
 # The most payouts that are signed and recorded together, where the node takes batches and where it
 # doesn't: they share the time limit of one.
@@ -145,14 +148,14 @@ class LookPace:
         self._clock = clock
         self._block_ms = block_seconds * 1000
         self._poll_ms = poll_ms
-        self._height: int | None = None
+        self._highest = -1
         self._since = 0
         self._done_at: int | None = None
 
     def saw(self, height: int | None) -> None:
-        """Note the newest block."""
-        if height != self._height:
-            self._height, self._since = height, self._clock.now_ms()
+        """Note the newest block. Of several nodes behind one address some lag."""
+        if height is not None and height > self._highest:
+            self._highest, self._since = height, self._clock.now_ms()
 
     def is_due(self, pause_ms: int) -> bool:
         """Whether to look now, ``pause_ms`` after the last look; then it counts as done."""
@@ -169,8 +172,9 @@ class LookPace:
         """
         if self._block_ms < self._poll_ms:
             return 0 if is_waiting else self._poll_ms
+        early = min(self._block_ms // 2, _EARLY_MS) if is_waiting else self._block_ms // 10
         age = self._clock.now_ms() - self._since
-        if 0 <= age < self._block_ms * 9 // 10:
+        if 0 <= age < self._block_ms - early:
             return _LONGEST_MS
         return 0 if age < self._block_ms + self._poll_ms else self._poll_ms
 
@@ -315,16 +319,21 @@ class EvmNetworkAdapter(ServedNetwork):
 
     async def _scan_pause(self) -> int:
         """Return how long (ms) to leave the chain alone after a scan."""
-        if self.deposits.complete_until is None:
+        known_until = self.deposits.complete_until
+        if known_until is None:
             return self._poll_ms  # it failed, or has not read all blocks
-        if self.deposits.is_quiet and not await self._is_awaiting():
+        # An order whose time is over waits for the scan that shows all deposits until then.
+        at = min(known_until, self._clock.now_ms())
+        if self.deposits.is_quiet and not await self._is_awaiting(at):
             return IDLE_MS
         return self._scan_pace.of_blocks(is_waiting=not self.deposits.is_quiet)
 
-    async def _is_awaiting(self) -> bool:
-        """Whether an order awaits a deposit here; also while the database can't tell."""
+    async def _is_awaiting(self, at: int) -> bool:
+        """Whether an order awaits a deposit here at a time (ms); also while the database can't
+        tell.
+        """
         try:
-            return await self._deposit_ledger.is_awaiting(self.network.name, self._clock.now_ms())
+            return await self._deposit_ledger.is_awaiting(self.network.name, at)
         except Unavailable:
             return True
 
@@ -334,12 +343,15 @@ class EvmNetworkAdapter(ServedNetwork):
         if is_troubled or self.upkeep.awaits_again:
             return self._poll_ms
         try:
+            if self.payments.gas.lacks(await self.payments.mined_to()):
+                return self._poll_ms
             if await self.payments.under_way() or await self.sweeps.are_due():
                 return self._upkeep_pace.of_blocks(is_waiting=False)
         except Unavailable:
             return self._poll_ms
         is_refusing = self.connection.paused or self._why_nothing_is_sent() is not None
-        return IDLE_MS if is_refusing or await self._is_awaiting() else RESTING_MS
+        is_awaiting = await self._is_awaiting(self._clock.now_ms())
+        return IDLE_MS if is_refusing or is_awaiting else RESTING_MS
 
     def _in_usdc(self, wei: int) -> int:
         return max(1, mul_div_ceil(wei, self._coin_price, _WEI))
@@ -388,10 +400,10 @@ class EvmNetworkAdapter(ServedNetwork):
         gas = self.payments.gas
         try:
             with self.connection.watched():
-                unmined = {payment.payment_id for payment in await self.payments.unmined()}
+                mined_to = await self.payments.mined_to()
                 ask = self.connection.head if gas.is_fresh() else self.connection.check
                 head = await ask()
-                await gas.poll(head, unmined)
+                await gas.poll(head, mined_to)
                 await self.payments.reconcile()
                 await self.payments.nonces.measure()
                 await self.opening.poll(head)

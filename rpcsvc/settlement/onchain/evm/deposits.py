@@ -196,11 +196,14 @@ class EvmDepositScanner:
         its own block included; 0 when it is gone, or that scan did not show its block on the chain.
 
         A scan that is under way counts once the removals that it found are on record. One that
-        found blocks replaced, and was not given all since, shows none of those above its fork.
+        found blocks replaced, and was not given all since, shows none of those above its fork. A
+        replica that scans nothing gives the height, and tells what is on record.
         """
+        if height is not None:
+            number = await self._block_of(key)
+            return 0 if number is None else max(0, height - number + 1)
         # Read first: a deposit that is newer is never deeper.
-        height = self._recorded_height if height is None else height
-        compared = self._compared_height
+        height, compared = self._recorded_height, self._compared_height
         number = await self._block_of(key)
         return 0 if number is None or number > compared else max(0, height - number + 1)
 

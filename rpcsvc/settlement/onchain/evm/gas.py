@@ -9,7 +9,7 @@ fee".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -205,9 +205,8 @@ class EvmGas:
         self._l1 = L1Fee(connection)
         self._gas = with_margin(USUAL_GAS)
         self._moment: FeeData | None = None
-        # When all of this was noted, and the payments that waited to be mined then, by id.
+        # When all of this was noted.
         self._noted_at: int | None = None
-        self._unmined: Set[str] = frozenset()
         self._l1_fee: int | None = None
         self.hot: HotBalances | None = None
         self.problem: str | None = None
@@ -271,16 +270,21 @@ class EvmGas:
             return False
         return 0 <= self._clock.now_ms() - self._noted_at < _KEPT_MS
 
-    async def poll(self, top: Block, unmined: Set[str] = frozenset()) -> None:
+    def lacks(self, mined_to: int) -> bool:
+        """Whether the balances are from before block ``mined_to``, in which a payment was mined:
+        nothing is reserved for it any longer.
+        """
+        return self.hot is not None and self.hot.block_number < mined_to
+
+    async def poll(self, top: Block, mined_to: int = 0) -> None:
         """Note fees and the hot wallet's balances at ``top``, the newest block, unless it is fresh.
 
-        ``unmined``: the payments that waited to be mined before ``top`` was asked for, by id. Once
-        one was mined the balances are noted again: nothing is reserved for it any longer.
+        ``mined_to``: the newest block with a payment. Balances from before it are noted again, also
+        if a node that lagged has shown them since.
         """
         if self.is_fresh():
-            if self._unmined - unmined:
+            if self.lacks(mined_to):
                 self.hot = await self._balances(top)
-            self._unmined = unmined
             return
         self.forget()
         client, hot = self._connection.client, self._hot_wallet
@@ -293,7 +297,7 @@ class EvmGas:
                 self._look_at_gas(),
             )
         self.hot, self.is_blacklisted = held, is_blacklisted
-        self._moment, self._unmined, self._noted_at = moment, unmined, self._clock.now_ms()
+        self._moment, self._noted_at = moment, self._clock.now_ms()
 
     async def _balances(self, top: Block) -> HotBalances:
         client, hot = self._connection.client, self._hot_wallet

@@ -37,6 +37,16 @@ _PAYMENT: Final = (
     "data", "gas", "prepared_at", *_PROGRESS,
 )  # fmt: skip
 _SELECT_PAYMENT: Final = f"SELECT {', '.join(_PAYMENT)} FROM evm_payments"
+# Each part reads one entry of the index by state.
+_MINED_TO: Final = (
+    "SELECT max(part.newest) AS newest FROM ("
+    + " UNION ALL ".join(
+        "SELECT max(block_number) AS newest FROM evm_payments"
+        f" WHERE network = :network AND state = '{state.value}'"
+        for state in EvmPaymentState
+    )
+    + ") AS part"
+)
 _ADD_PAYMENT: Final = insert("evm_payments", _PAYMENT)
 _PUT_PAYMENT: Final = update("evm_payments", _PROGRESS, "payment_id = :payment_id")
 _ACKNOWLEDGE_NONCE: Final = (
@@ -240,6 +250,11 @@ class EvmPaymentLedger:
             " AND payment_id NOT IN (SELECT transfer_id FROM closed_by_hand) ORDER BY nonce"
         )
         return await self._payments(where, network=network, number=number)
+
+    async def mined_to(self, network: str) -> int:
+        """Return the newest block in which a payment was mined; 0: there is none."""
+        row = await self._db.fetch_one(_MINED_TO, network=network)
+        return 0 if row is None or row["newest"] is None else int(row["newest"])
 
     async def paid_out_attempt(self, payment: EvmPayment) -> Attempt | None:
         """Return the attempt whose deposit its order has spent; None: there is none."""

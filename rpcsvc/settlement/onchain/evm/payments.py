@@ -381,7 +381,7 @@ class EvmPayments(Payments):
         as still there.
         """
         # In this order: a payment found mined meanwhile counts twice, rather than not at all.
-        owed, mined_to = await self._owed(), await self._mined_to()
+        owed, mined_to = await self._owed(), await self.mined_to()
         coming = await self._ledger.coming(self._network.name, self._network.sweep_units)
         sweeps = await self._ledger.sweeps_under_way(self._network.name)
         recipient = await self._destination(transfer)
@@ -472,10 +472,9 @@ class EvmPayments(Payments):
         waiting = await self.unmined()
         return sum(item.order.units for item in waiting if _is_payout(item))
 
-    async def _mined_to(self) -> int:
-        """The newest block with a payment that is mined and not settled; 0: there is none."""
-        live = await self.own(*_LIVE)
-        return max((item.inclusion.block.number for item in live if item.inclusion), default=0)
+    async def mined_to(self) -> int:
+        """The newest block with a payment on record; 0: there is none."""
+        return await self._ledger.mined_to(self._network.name)
 
     async def _destination(self, transfer: Transfer) -> str:
         """Return the address that a transfer pays (EIP-55). Raises TransferRejected."""

@@ -244,6 +244,7 @@ class EvmSweeps:
         """Return the step by permit and take: the token refuses the first choice for no known
         reason.
         """
+        await self._connection.check()  # it may have been paused since the last look
         if not await self._can_move():
             return None
         method = SweepMethod.TAKE

@@ -365,15 +365,17 @@ class DepositScanner:
         ``height``, its own block included; 0 in the pool or gone.
 
         Also 0 above the newest block that was scanned before and is still there, until wallet and
-        node were in step throughout a scan.
+        node were in step throughout a scan. A replica that scans nothing gives the height, and
+        tells what is on record.
         """
         # Read first: a deposit that is newer is never deeper.
-        height = self._height - 1 if height is None else height
-        compared = self._compared
+        top, compared = self._height - 1, self._compared
+        if height is not None:
+            top = compared = height
         found = await self._ledger.deposit(key.txid, key.output_index)
         if found is None or found.height is None or found.height > compared:
             return 0
-        return max(0, height - found.height + 1)
+        return max(0, top - found.height + 1)
 
     async def _find_fork(self, before: NodeInfo) -> int:
         """The newest block that was scanned and is still on the chain; -1 when none is."""
