@@ -1,7 +1,7 @@
 """Funds orders by signed authorizations: on record first, then sent, then credited as any deposit.
 
-A recorded authorization is processed, across restarts, until its deposit is final or it has failed
-permanently. Until then the order accepts no other.
+A recorded authorization is processed, across restarts, until its deposit is confirmed or it has
+failed permanently, and again once that deposit is removed. Until then the order accepts no other.
 """
 
 from __future__ import annotations
@@ -282,14 +282,14 @@ class Authorizations:
         return after
 
     async def _credit(self, record: AuthorizationRecord) -> bool:
-        """Resolve the authorization once its deposit is final; return whether it is."""
+        """Resolve the authorization once its deposit is confirmed; return whether it is."""
         if record.state is not AuthorizationState.SENT:
             return False
         order = await self._orders.order(record.order_id)
-        is_final = order is not None and _has_credited(order, record)
-        if is_final:
+        is_credited = order is not None and _has_credited(order, record)
+        if is_credited:
             await self._store.resolve(replace(record, state=AuthorizationState.CREDITED))
-        return is_final
+        return is_credited
 
     def _key(self, order: Order, signed: SignedAuthorization) -> AuthorizationKey:
         given, network = signed.authorization, order.terms.deposit_network
@@ -302,7 +302,7 @@ class Authorizations:
 
 
 def _has_credited(order: Order, record: AuthorizationRecord) -> bool:
-    """Return whether the deposit of a sent authorization is final. With an upstream, its status
+    """Return whether the deposit of a sent authorization is confirmed. With an upstream, its status
     tells.
     """
     if order.terms.upstream_id is not None:

@@ -5,12 +5,14 @@ Amounts are USDC units, times are ms since the epoch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
 from rpcsvc.domain.authorizations import SignedAuthorization
+from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Authorization
 from rpcsvc.store.database import Row, Statement, Tables, from_row, insert, to_row, update
 
@@ -25,6 +27,15 @@ _IS_KEY: Final = " AND ".join(f"{name} = :{name}" for name in _KEY)
 IS_UNRESOLVED: Final = "state IN ('recorded', 'sent')"
 _ADD: Final = f"{insert(_TABLE, _COLUMNS)} ON CONFLICT DO NOTHING"
 _RESOLVE: Final = update(_TABLE, ("state", "txid", "reason"), f"{_IS_KEY} AND {IS_UNRESOLVED}")
+# Both indexes on order_id have the form of these conditions.
+_REOPEN: Final = (
+    f"UPDATE {_TABLE} SET state = 'sent' WHERE order_id = :order_id AND state = 'credited'"
+    " AND network = :network AND txid = :txid"
+    " AND NOT EXISTS (SELECT 1 FROM deposits d WHERE d.network = :network AND d.txid = :txid"
+    "  AND d.order_id = :order_id AND d.state = 'confirmed')"
+    f" AND NOT EXISTS (SELECT 1 FROM {_TABLE} o WHERE o.order_id = :order_id"
+    f"  AND o.{IS_UNRESOLVED})"
+)
 _UNCHANGED: Final = "SELECT 1 FROM orders WHERE order_id = :order_id AND version = :version"
 _SELECT_COUNT: Final = (
     "SELECT authorizations FROM authorization_counts WHERE day = :day AND client = :client"
@@ -50,8 +61,8 @@ class AuthorizationKey(NamedTuple):
 class AuthorizationState(StrEnum):
     """How far an authorization is.
 
-    RECORDED: it may have been sent. SENT: the network has it. CREDITED: its deposit is final.
-    FAILED: it can never be carried out.
+    RECORDED: it may have been sent. SENT: the network has it. CREDITED: its deposit is confirmed;
+    SENT again once that deposit is removed. FAILED: it can never be carried out.
     """
 
     RECORDED = "recorded"
@@ -146,6 +157,19 @@ class AuthorizationStore:
         Raises StaleWrite for one that is resolved.
         """
         await self._db.write([Statement(_RESOLVE, _values(record), finds=True)])
+
+
+def reopen_statements(order: Order) -> Iterator[Statement]:
+    """The statements that send an order's credited authorization again if its deposit is removed.
+
+    It may be mined in another transaction, or run out. They run with each change of the order after
+    the removal, because the authorization may be credited, by an earlier version, just after it.
+    With an upstream, its status tells that an authorization is credited, and no deposit.
+    """
+    if order.terms.upstream_id is None:
+        for key in (each.key for each in order.deposits if not each.is_active):
+            values = {"order_id": order.order_id, "network": key.network, "txid": key.txid}
+            yield Statement(_REOPEN, values)
 
 
 def _values(record: AuthorizationRecord) -> dict[str, Any]:

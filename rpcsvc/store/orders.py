@@ -21,7 +21,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.settle_times import SwapKind
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.approvals import approval_of, use_statements
-from rpcsvc.store.authorizations import IS_UNRESOLVED
+from rpcsvc.store.authorizations import IS_UNRESOLVED, reopen_statements
 from rpcsvc.store.changes import Change, HistoryEntry, PendingEffect
 from rpcsvc.store.database import (
     Query,
@@ -507,6 +507,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
     if order is not None:
         order_id = order.order_id
         found += _order_statements(order, is_new=change.is_new)
+        found += reopen_statements(order)
         found += rate_statements(change.rates)
         found += _view_statements(change, order_id, view_key)
         found += [

@@ -53,6 +53,7 @@ from tests.contract.paying import (
 from tests.contract.serving import BACK, SWAP, Served, serving
 from tests.e2e.processes import until
 from tests.mcp import call, meta
+from tests.rows import all_rows
 from tests.signature_forms import forms
 
 Json = dict[str, Any]
@@ -455,6 +456,35 @@ async def test_payment_off_its_chain_is_not_called_made(served: Served) -> None:
     await served.rpc("sandbox.fault", {"fault": "drop_deposit", "orderId": order_id})
     await told(served, order_id, "deposit.removed")
     assert (await fund(served, order_id, **payment)).status == 202
+
+
+async def test_payment_mined_again_is_answered_with_its_transaction(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch took the deposit after it was credited, and another attempt is mined."""
+    another = "0x" + "b5" * 32
+
+    async def mined(*_: Any) -> Carried:
+        return Carried(Outcome.SETTLED, another)
+
+    async def is_credited() -> bool:
+        found = all_rows(served.up.database, "SELECT state FROM funding_authorizations")
+        return found == [("credited",)]
+
+    async def transaction() -> str | None:
+        answer = await fund(served, order_id, **payment)
+        response = answer.body["data"]["paymentResponse"]
+        return str(response["transaction"]) if response else None
+
+    order_id = await new_order(served)
+    payment = header(await signed(await offered(served, order_id)))
+    assert (await fund(served, order_id, **payment)).status == 200
+    await until(is_credited)
+    await served.rpc("sandbox.fault", {"fault": "drop_deposit", "orderId": order_id})
+    await told(served, order_id, "deposit.removed")
+    assert await transaction() is None
+    monkeypatch.setattr(SimulatedAuthorizations, "carry_out", mined)
+    assert await until(transaction) == another
 
 
 async def test_lost_reply_is_looked_up_and_credited_once(served: Served) -> None:

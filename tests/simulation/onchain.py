@@ -756,9 +756,7 @@ class OnchainUniverse(Universe):
         self.counts["withdrawals"] = sum(self.operator.wanted.values())
         found += [*self.strange_payments(), *self.operator.strange()]
         found += await self.signers.differences(
-            self.evm.state.get,
-            has_restored=self.operator.has_restored,
-            has_branched=self.evm.replaced_at > 0,
+            self.evm.state.get, has_restored=self.operator.has_restored
         )
         self.counts["signed"] = sum(self.evm.state.get(each.used) for each in self.signers.sent)
         return [*found, *await self.audited()]

@@ -88,13 +88,11 @@ class Signers:
                 return
 
     async def differences(
-        self, used: Callable[[tuple[str, str]], int], *, has_restored: bool, has_branched: bool
+        self, used: Callable[[tuple[str, str]], int], *, has_restored: bool
     ) -> list[str]:
         """Payments whose last answer is not what the token has. ``used``: of a nonce, 1 or 0.
 
         ``has_restored``: the service may have lost what it knew of one, and says nothing is due.
-        ``has_branched``: of one that was credited, replaced, and mined again with higher fees, the
-        service says that its outcome is not known.
         """
         found, chance = list[str](), random.Random(0)
         for signed in self.sent:
@@ -103,8 +101,6 @@ class Signers:
                 answer = await self._fund(chance, orderId=signed.order_id, payment=signed.payment)
             response = answer.get("data", {}).get("paymentResponse") if answer["ok"] else None
             is_paid = bool(response and response["success"])
-            if has_branched and answer["ok"] and response is None:
-                continue
             if has_restored and answer.get("error", {}).get("code") == "order_not_fundable":
                 continue
             if is_paid != bool(used(signed.used)):

@@ -210,6 +210,29 @@ async def test_deposit_above_a_fork_read_in_part_has_no_depth(reader: Reader) ->
     assert await reader.scanner.confirmations(key("a")) == 0
 
 
+async def test_late_answer_of_a_fork_leaves_no_depth_after_a_start(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = reader.chain.mine(("a", pays(5)))
+    newest = reader.chain.mine(count=3)
+    assert await reader.poll() == {key("a"): CONFIRMED}
+    before, block = await reader.chain.block(newest), reader.chain.block
+    reader.chain.replace_from(number, 7)
+    reader.chain.mine(count=20)
+    reader.restart()
+
+    async def of_several(at: Any = Tag.LATEST) -> Block | None:
+        return before if at == newest else await block(at)
+
+    monkeypatch.setattr(reader.chain, "block", of_several)
+    found = []
+    for _ in range(3):
+        found.append(await reader.poll())
+        assert await reader.scanner.confirmations(key("a")) == 0
+        reader.chain.mine()
+    assert {key("a"): REMOVED} in found
+
+
 async def test_scan_that_fails_above_a_fork_leaves_no_depth(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -743,6 +743,7 @@ CREATE UNIQUE INDEX funding_by_payment_id ON funding_authorizations (payer, paym
     WHERE payment_id IS NOT NULL;
 CREATE UNIQUE INDEX funding_unresolved ON funding_authorizations (order_id)
     WHERE state IN ('recorded', 'sent');
+CREATE INDEX funding_credited ON funding_authorizations (order_id) WHERE state = 'credited';
 
 CREATE TRIGGER authorizations_keep_what_was_signed BEFORE UPDATE OF
     seq, network, asset, payer, nonce, order_id, recipient, units, valid_after, valid_before,
@@ -750,9 +751,10 @@ CREATE TRIGGER authorizations_keep_what_was_signed BEFORE UPDATE OF
 ON funding_authorizations
 BEGIN SELECT RAISE(ABORT, 'an authorization keeps what was signed'); END;
 
-CREATE TRIGGER authorizations_are_resolved_once BEFORE UPDATE OF state ON funding_authorizations
-WHEN OLD.state IN ('credited', 'failed')
-BEGIN SELECT RAISE(ABORT, 'an authorization is resolved once'); END;
+-- One that is credited is sent again once its deposit is off the chain.
+CREATE TRIGGER authorizations_stay_resolved BEFORE UPDATE OF state ON funding_authorizations
+WHEN OLD.state = 'failed' OR (OLD.state = 'credited' AND NEW.state <> 'sent')
+BEGIN SELECT RAISE(ABORT, 'an authorization stays resolved'); END;
 
 CREATE TRIGGER authorizations_are_never_deleted BEFORE DELETE ON funding_authorizations
 BEGIN SELECT RAISE(ABORT, 'an authorization stays'); END;

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.authorizations import SignedAuthorization
 from rpcsvc.domain.machine import open_order
+from rpcsvc.domain.order import Deposit, DepositKey, DepositState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Authorization
 from rpcsvc.store.authorizations import (
@@ -25,6 +26,7 @@ from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
 from tests.unit.orders import NOW, terms
 
+CONFIRMED, REMOVED = DepositState.CONFIRMED, DepositState.REMOVED
 PAYER, TO = "0x" + "a1" * 20, "0x" + "0b" * 20
 
 
@@ -132,6 +134,53 @@ async def test_sent_authorization_stays_unresolved_until_credited(
     await store.resolve(replace(sent, state=AuthorizationState.CREDITED))
     assert await store.unresolved_of("ord_1") is None
     assert await books.unresolved_authorizations() == 0
+
+
+async def deposited(database: Tables, txid: str, *states: DepositState) -> None:
+    """Commit deposits of ord_1 that one transaction made, in these states."""
+    orders = OrderStore(database, lambda: "key")
+    before = await orders.order("ord_1")
+    assert before is not None
+    kept = [each for each in before.deposits if each.key.txid != txid]
+    made = [
+        Deposit(DepositKey("arbitrum", txid, position), 150_000_000, PAYER, NOW, state)
+        for position, state in enumerate(states)
+    ]
+    order = replace(before, version=before.version + 1, deposits=(*kept, *made))
+    entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
+    await orders.commit(Change(order=order, history=entry))
+
+
+async def test_authorization_without_its_deposit_is_sent_again(
+    store: AuthorizationStore, database: Tables
+) -> None:
+    await store.add(record(), 1)
+    sent = replace(record(), state=AuthorizationState.SENT, txid="t")
+    credited = replace(sent, state=AuthorizationState.CREDITED)
+    await store.resolve(credited)
+    for states in ([CONFIRMED], [REMOVED, CONFIRMED]):
+        await deposited(database, "t", *states)
+        assert await store.find(record().key) == credited
+    await deposited(database, "t", REMOVED, REMOVED)
+    assert await store.unresolved_of("ord_1") == sent
+    again = replace(credited, txid="with higher fees")
+    await store.resolve(again)
+    await deposited(database, again.txid or "", CONFIRMED)
+    assert await store.find(record().key) == again
+
+
+async def test_authorization_stays_credited_beside_another(
+    store: AuthorizationStore, database: Tables
+) -> None:
+    await store.add(record(), 1)
+    credited = replace(record(), state=AuthorizationState.CREDITED, txid="t")
+    await store.resolve(credited)
+    await store.add(record(2), 1)
+    await deposited(database, "t", REMOVED)
+    assert await store.find(record().key) == credited
+    await store.resolve(replace(record(2), state=AuthorizationState.FAILED, reason="reverted"))
+    await deposited(database, "other", CONFIRMED)
+    assert await store.unresolved() == [replace(credited, state=AuthorizationState.SENT)]
 
 
 @pytest.mark.parametrize(

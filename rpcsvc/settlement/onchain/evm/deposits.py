@@ -140,6 +140,8 @@ class EvmDepositScanner:
         self._recorded_height = -1
         # The newest block up to which each deposit on record was compared with the chain.
         self._compared_height = -1
+        # A late node may have said after a start which blocks are still there.
+        self._has_compared_all = False
         self._tagged: Mapping[DepthTag, int] = {}
         self._recorded_tagged: Mapping[DepthTag, int] = {}
         self._missing: Set[str] = frozenset()
@@ -246,6 +248,7 @@ class EvmDepositScanner:
         self._recorded_tagged = self._tagged
         compared = scanned.reached if scanned.settled else scanned.fork
         self._compared_height = compared.number
+        self._has_compared_all |= scanned.settled
         await self._plan_move(scanned)
         has_all = scanned.reached.number >= head.number
         if scanned.settled and has_all and self._connection.stall() is None:
@@ -372,6 +375,7 @@ class EvmDepositScanner:
         """Look up deposits whose block is not on the chain any more, and that were not found since.
 
         Deposits about to be confirmed are checked, too: they may be from a pass whose node lagged.
+        After a start all are, until a pass has compared them with one chain.
         """
         lost = [
             item.txid
@@ -387,7 +391,8 @@ class EvmDepositScanner:
         if item.block_number is None or item.block_number > scanned.reached.number:
             return False
         due = item.acknowledged is not DepositState.CONFIRMED and self._is_deep(item, scanned)
-        return due or item.block_number > scanned.fork.number
+        is_above = item.block_number > scanned.fork.number
+        return due or is_above or not self._has_compared_all
 
     # --- states --------------------------------------------------------------------------------
 
