@@ -124,7 +124,8 @@ async def test_a_copy_goes_out_and_back_row_by_row(tmp_path: Path, url: str) -> 
     with pytest.raises(StoreConflict, match="stays"):
         await there.write([Statement("DELETE FROM orders")])
     more = (
-        "INSERT INTO tickets (ticket_id, created_at, category, message) VALUES ('t', 1, 'c', 'm')"
+        "INSERT INTO tickets (ticket_id, created_at, category, message, secret_hash)"
+        " VALUES ('t', 1, 'c', 'm', 'h')"
     )
     await there.write([Statement(more)])
     await there.close()
