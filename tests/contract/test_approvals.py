@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from msgspec.structs import replace
 
-from rpcsvc.domain.clients import ApprovalState, Spending
-from rpcsvc.store.changes import Change, OrderBounds, RelayRecord, RelayState
+from rpcsvc.domain.clients import ApprovalState
 from tests.contract import upstream_server as does
 from tests.contract.by_clients import (
     DESK,
@@ -399,16 +396,3 @@ async def test_unknown_outcome_gives_back_nothing_though_refused_later(tmp_path:
             cutting.lose_calls, cutting.no_order = False, True
             assert (await refusal(sidecar, "http", key=KEY)).code == "unavailable"
             assert (used_today(sidecar), states(sidecar)) == (used, ["used"])
-
-
-async def test_refusal_written_twice_gives_back_once(tmp_path: Path) -> None:
-    """A commit whose outcome was not known is made again."""
-    async with with_approval(tmp_path) as served:
-        store, taken = served.up.service.store, Spending(1, "desk", 100, 1_000)
-        for number in range(2):
-            claim = RelayRecord(f"ord_{number:026}", RelayState.CLAIMED, 1, str(uuid.uuid4()))
-            await store.commit(Change(relay=claim, spending=taken))
-        refused = replace(claim, state=RelayState.REFUSED, reason="refused")
-        for _ in range(2):
-            await store.commit(Change(relay=refused, returns=OrderBounds(spending=taken)))
-            assert used_today(served) == (100, 1)
