@@ -31,6 +31,7 @@ from rpcsvc.operations.approvals import Unapproved
 from rpcsvc.operations.params import NoParams
 from rpcsvc.operations.service import Call, Cli, Flat, Operation, Service
 from rpcsvc.orders.ports.venue import OrderRequest, VenueQuote
+from rpcsvc.store.database import StaleWrite
 from rpcsvc.strict_json import Json
 
 
@@ -55,11 +56,12 @@ async def require_worth(service: Service, known: KnownClient | None, quote: Venu
         _within(known, await _used(service, known), service.clock.now_ms(), quote)
 
 
-async def within_limits(service: Service, request: OrderRequest) -> OrderRequest:
+async def within_limits(service: Service, request: OrderRequest, *, is_first: bool) -> OrderRequest:
     """The request of a new order, which accepts no quote above the limits of its client.
 
-    A retry of a key that has its answer does not come here. Raises DestinationNotAllowed, and
-    Forbidden for an order of the bridge, which takes any deposit.
+    A retry of a key that has its answer does not come here. The first attempt (``is_first``) does
+    not read the day, since its transaction counts it; one that is refused is made again. Raises
+    DestinationNotAllowed, and Forbidden for an order of the bridge, which takes any deposit.
     """
     known = request.known
     if known is None:
@@ -74,17 +76,25 @@ async def within_limits(service: Service, request: OrderRequest) -> OrderRequest
             " amount. Swap without the bridge, or ask the operator for a client without"
             " max_order_usd and max_day_usd."
         )
-    used, now = await _used(service, known), service.clock.now_ms()
+    used, now = None if is_first else await _used(service, known), service.clock.now_ms()
     return replace(request, accept=partial(_accept, request, known, used, now))
 
 
 def _accept(
-    request: OrderRequest, known: KnownClient, used: int, now: int, quote: VenueQuote
+    request: OrderRequest, known: KnownClient, used: int | None, now: int, quote: VenueQuote
 ) -> None:
-    """Raise SpendLimit, Unapproved, and what the request itself does not accept."""
+    """Raise SpendLimit, Unapproved, and what the request itself does not accept.
+
+    ``used``: None where the day was not read; raises StaleWrite then in place of SpendLimit.
+    """
     if request.accept is not None:
         request.accept(quote)
-    units = _within(known, used, now, quote)
+    try:
+        units = _within(known, used or 0, now, quote)
+    except SpendLimit:
+        if used is None:
+            raise StaleWrite from None
+        raise
     if known.needs_approval(units):
         approval = request.approval
         if approval is None or not approval.covers(quote.deposit.units, quote.expected_output):

@@ -24,6 +24,7 @@ from rpcsvc.verify import b64url
 Shape: TypeAlias = "Mapping[str, Shape | None]"
 
 _ORDER_ID: Final = "orderId"
+_TRANSFERS: Final = "transfers"
 _SESSION: Final = "sessionId"
 _ATTESTATION: Final = "attestation"
 _DIGEST: Final = "attestationDigest"
@@ -44,13 +45,19 @@ _PLAIN: Final = frozenset(
 
 
 def lean_head(result: type[Struct], head: bytes) -> bytes:
-    """Return the envelope ``head`` of a good answer with the fields that lean answers keep."""
+    """Return the envelope ``head`` of a good answer with the fields that lean answers keep.
+
+    Of transfers these are the newest payout and the newest refund.
+    """
     envelope = orjson.loads(head)
     data, shape = envelope["data"], _shape(result)
     order = data.get("order") or {}
     if _ATTESTATION in order:
         digest = hashlib.sha256(order[_ATTESTATION].encode()).digest()
         order[_DIGEST] = b64url(digest)
+    if _TRANSFERS in data:  # late deposits may be refunded one by one
+        newest = {each["kind"]: each for each in data[_TRANSFERS]}
+        data[_TRANSFERS] = list(newest.values())
     named = order.get(_ORDER_ID)
     same = envelope["operation"]
     is_again = "changed" in data  # the earlier quote has described the steps

@@ -8,7 +8,8 @@ rendered one; an answer with another key is ignored.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from itertools import count
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,7 +35,7 @@ from rpcsvc.domain.settle_times import kind_of_order
 from rpcsvc.domain.twap import is_filling
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.operations.approvals import Unapproved, approved
-from rpcsvc.operations.clients import within_limits
+from rpcsvc.operations.clients import require_worth, within_limits
 from rpcsvc.operations.dispatch import head
 from rpcsvc.operations.models import StatusResult
 from rpcsvc.operations.service import Answer, Service, Stored, ViewContext
@@ -68,11 +69,14 @@ async def place(
     ``write`` renders the answer, which is committed with the order and the key. Raises
     IdempotencyConflict, Unavailable and the limits' errors.
     """
+    attempts = count()
+
+    def make() -> Awaitable[bytes]:
+        return _make(service, request(), claim, write, is_first=next(attempts) == 0)
+
     if claim is None:
-        return Stored(await retried(lambda: _make(service, request(), None, write)))
-    body, replayed = await service.idempotency.once(
-        claim, lambda: _make(service, request(), claim, write)
-    )
+        return Stored(await retried(make))
+    body, replayed = await service.idempotency.once(claim, make)
     return Stored(body, replayed)
 
 
@@ -81,17 +85,23 @@ async def _make(
     request: OrderRequest,
     claim: Claim | None,
     write: Callable[[PlacedOrder], bytes],
+    *,
+    is_first: bool,
 ) -> bytes:
     webhook = request.webhook
     if webhook is not None:
         client = request.client.customer.stored(service.client_secret)
         webhook = replace(webhook, client=client)
     try:
-        return await _open(service, request, claim, write, webhook)
+        limited = await within_limits(service, request, is_first=is_first)
+        return await _open(service, limited, claim, write, webhook)
     except Unapproved as wanted:
+        await require_worth(service, request.known, wanted.quote)
         approval = await approved(service, request, claim, wanted)
+    request = replace(request, approval=approval)
     try:
-        return await _open(service, replace(request, approval=approval), claim, write, webhook)
+        limited = await within_limits(service, request, is_first=is_first)
+        return await _open(service, limited, claim, write, webhook)
     except Unapproved:  # the rate has moved meanwhile
         raise StaleWrite from None
 
@@ -103,8 +113,7 @@ async def _open(
     write: Callable[[PlacedOrder], bytes],
     webhook: Webhook | None,
 ) -> bytes:
-    limited = await within_limits(service, request)
-    async with service.venue.opening(limited, claim) as opened:
+    async with service.venue.opening(request, claim) as opened:
         return await _commit(service, opened, claim, write, webhook)
 
 

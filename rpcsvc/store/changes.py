@@ -198,6 +198,7 @@ class Change(Struct, frozen=True):
     replica has the wallets. ``settled``: the time of an order that the event completed.
     ``message`` goes to the ticket that it names.
     ``spending``: what a new order takes of its client's day, and ``approval`` what it uses up.
+    ``returns``: what a refused ``relay`` gives back of both.
     Raises ValueError for a change of which a part could not be written.
     """
 
@@ -222,6 +223,7 @@ class Change(Struct, frozen=True):
     settled: SettleTime | None = None
     spending: Spending | None = None
     approval: ApprovalUse | None = None
+    returns: OrderBounds = UNBOUNDED
 
     def __post_init__(self) -> None:
         order = self.order

@@ -28,6 +28,7 @@ from rpcsvc.domain.order import (
 from rpcsvc.domain.pricing import Price
 from rpcsvc.store import packing
 from rpcsvc.store.changes import (
+    OrderBounds,
     RelayRecord,
     RelayState,
     StoredResponse,
@@ -134,6 +135,22 @@ _END_RESERVATION: Final = (
 )
 _END_OF_CLAIM: Final = _END_RESERVATION.format(open="'created'")
 _END_OF_ABANDONED: Final = _END_RESERVATION.format(open="'created', 'claimed'")
+_IS_OPEN: Final = (
+    "EXISTS (SELECT 1 FROM relays WHERE relays.order_id = :order_id"
+    " AND attempt = :attempt AND state IN ('claimed', 'reconciling'))"
+)
+_RETURN_WORTH: Final = (
+    "UPDATE client_days SET units = units - :units, orders = orders - 1"
+    f" WHERE day = :day AND client = :client AND {_IS_OPEN}"
+)
+# Not where the same order waits for a person again: one approval holds for it.
+_RETURN_APPROVAL: Final = (
+    "UPDATE approvals SET state = 'granted', order_id = NULL"
+    f" WHERE order_id = :order_id AND state = 'used' AND {_IS_OPEN}"
+    " AND NOT EXISTS (SELECT 1 FROM approvals AS other WHERE other.client = approvals.client"
+    " AND other.terms = approvals.terms AND other.idempotency_key = approvals.idempotency_key"
+    " AND other.state IN ('pending', 'granted', 'denied'))"
+)
 _IS_ABANDONED: Final = "state = 'claimed' AND written_at <= now_ms() - :older_ms"
 _DOUBT_ABANDONED: Final = (
     "UPDATE relays SET state = 'reconciling', reason = :reason"
@@ -396,6 +413,20 @@ def relay_statements(record: RelayRecord) -> list[Statement]:
     if record.state in (RelayState.CLAIMED, RelayState.CREATED):
         return [stored]
     return [stored, Statement(_END_OF_CLAIM, {"order_id": record.order_id})]
+
+
+def return_statements(record: RelayRecord, returns: OrderBounds) -> list[Statement]:
+    """Give back what a claim took of its client's limits, once: while the claim is open.
+
+    They run before the claim is closed, in the same transaction.
+    """
+    claim = {"order_id": record.order_id, "attempt": record.attempt}
+    found = []
+    if returns.spending is not None:
+        found.append(Statement(_RETURN_WORTH, {**claim, **returns.spending._asdict()}))
+    if returns.approval is not None:
+        found.append(Statement(_RETURN_APPROVAL, claim))
+    return found
 
 
 def report_statement(order_id: str, report: Report, evidence: bytes) -> Statement:

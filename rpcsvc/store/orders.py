@@ -59,6 +59,7 @@ from rpcsvc.store.order_rows import (
     report_from,
     report_statement,
     response_statement,
+    return_statements,
     terms_values,
     transfer_from,
     transfer_values,
@@ -522,6 +523,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
         if change.admission is not None:
             found += count_statements(change.admission, day_of(order.terms.created_at))
     if change.relay is not None:
+        found += return_statements(change.relay, change.returns)
         found += relay_statements(change.relay)
     found += spending_statements(change.spending)
     found += use_statements(change.approval)

@@ -67,6 +67,8 @@ BEFORE = "-before"
 # With --against: no row may be slower by more than 3 %.
 NOT_SLOWER = 0.97
 SIDECAR_ORDERS = 1_000
+# A client with limits against one without: at most 3 % more.
+LIMITS_COST = 1 / 1.03
 CREATE = (Ratio(RAW, 0.15), Ratio(NAIVE, 3.0))
 PEERS = tuple(Ratio(name) for name in peers.SERVERS)
 COMMANDS, OVERLOAD, OPEN = "commands", "overload", "open"
@@ -179,6 +181,24 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             unique_orders=True,
         ),
         Scenario(
+            "create-refundable",
+            "swap.create with a refund address",
+            signing,
+            lambda _: seeding.refundable_requests(seeding.TOKEN),
+            (),
+            "swap.create",
+            unique_orders=True,
+        ),
+        Scenario(
+            "create-limited",
+            "swap.create with a refund address, client with every limit",
+            signing,
+            lambda _: seeding.refundable_requests(seeding.LIMITED_TOKEN),
+            (Ratio("create-refundable", LIMITS_COST, by_cpu=True),),
+            "swap.create",
+            unique_orders=True,
+        ),
+        Scenario(
             "sidecar-status",
             f"swap.status of a sidecar, {SIDECAR_ORDERS:,} open orders",
             SIDECAR,
@@ -249,8 +269,8 @@ def compared(rows: Iterable[Scenario], *, at_least: float) -> list[Scenario]:
     """Each row of a store beside the same row run by the code of another checkout."""
     found = []
     for row in rows:
-        if not row.server.startswith(("ours-", "signing-")):
-            found.append(row)
+        if not row.server.startswith(("ours-", "signing-")) or row.name == "create-limited":
+            found.append(row)  # older code may know no clients
             continue
         before = replace(
             row,

@@ -9,6 +9,7 @@ the identity columns of the schema (``IDENTITY``) and finds everything else by c
 from __future__ import annotations
 
 import base64
+import hashlib
 import http.client
 import itertools
 import os
@@ -33,6 +34,7 @@ from monero.seed import Seed
 from tests.bench.driver import HOST, Server, python_of
 
 TOKEN = secrets.token_hex(16)
+LIMITED_TOKEN = secrets.token_hex(16)
 # Orders without a deposit as many as are measured, all of one client.
 UNBOUNDED = {
     "RPCSVC_ORDERS__UNFUNDED_TOKEN_ORDERS": "1000000",
@@ -55,7 +57,7 @@ _FORCED_IN_FINISHED = {("sandbox_transactions", "watched"): 0}
 _OPEN_IN = 10  # one order in so many waits for its deposit; the others are completed
 _TEMPLATE_SECONDS = 60.0
 _BATCH = 2_000
-_DESTINATIONS = 64
+_DESTINATIONS = 50  # of each kind; a client may list twice as many
 _VARIETY = 1_024
 _CROCKFORD = bytes.maketrans(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -83,6 +85,8 @@ def service(
     env = {key: value for key, value in os.environ.items() if not key.startswith("RPCSVC_")}
     env |= {"AGENT_RPC_TOKEN": TOKEN, "RPCSVC_RATE_LIMIT__ENABLED": "false"}
     env |= UNBOUNDED
+    if checkout is None:  # older code may know no clients
+        env["RPCSVC_CLIENTS"] = orjson.dumps({"limited": _limited_client()}).decode()
     # Stored answers contain the site's URL: under another port all would be rendered anew.
     env["RPCSVC_SITE_URL"] = "https://bench.example"
     env["RPCSVC_SIGNING__ENABLED"] = str(signs).lower()
@@ -91,13 +95,28 @@ def service(
     return Server(name, arguments, env, log, checkout, under)
 
 
-def http_request(method: str, params: Params, request_id: str) -> bytes:
+def _limited_client() -> Params:
+    """The table of a client that has every limit, and is refused by none."""
+    most = 100_000_000
+    return {
+        "token_sha256": [hashlib.sha256(LIMITED_TOKEN.encode()).hexdigest()],
+        "scopes": ["read", "order"],
+        "max_order_usd": most,
+        "max_day_usd": most,
+        "approve_above_usd": most,
+        "destinations": [*_EVM, *_MONERO],
+        "orders_per_minute": 1_000_000,
+        "spread_bps": 50,
+    }
+
+
+def http_request(method: str, params: Params, request_id: str, token: str = TOKEN) -> bytes:
     """One JSON-RPC call as a complete HTTP/1.1 message."""
     call = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
     body = orjson.dumps(call)
     head = (
         f"POST /rpc HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
-        f"x-agent-rpc-token: {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"x-agent-rpc-token: {token}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -130,12 +149,21 @@ def echo_requests(method: str) -> Iterator[bytes]:
 
 def create_requests() -> Iterator[bytes]:
     """Creates of both directions, for ever, each with an idempotency key never used before."""
+    return _creates(swap_params, TOKEN)
+
+
+def refundable_requests(token: str) -> Iterator[bytes]:
+    """The same with a refund address, which a client with destinations has to name."""
+    return _creates(refundable_params, token)
+
+
+def _creates(params_of: Callable[[int], Params], token: str) -> Iterator[bytes]:
     mark = secrets.token_hex(16)
-    halves = [
-        http_request("service.swap.create", swap_params(n) | {"idempotency-key": mark}, f"c{n}")
-        .split(mark.encode())
-        for n in range(_VARIETY)
-    ]  # fmt: skip
+    halves = []
+    for n in range(_VARIETY):
+        params = params_of(n) | {"idempotency-key": mark}
+        request = http_request("service.swap.create", params, f"c{n}", token)
+        halves.append(request.split(mark.encode()))
     run = secrets.token_hex(10)
     for number, (before, after) in enumerate(itertools.cycle(halves)):
         yield b"%b%b%012d%b" % (before, run.encode(), number, after)
@@ -154,6 +182,12 @@ def swap_params(number: int) -> Params:
         "amount": amount,
         "to": to,
     }
+
+
+def refundable_params(number: int) -> Params:
+    """The swap with the address that its deposit goes back to."""
+    back = (_EVM if number % 2 else _MONERO)[number // 2 % _DESTINATIONS]
+    return swap_params(number) | {"refundAddress": back}
 
 
 def _checksummed(number: int) -> str:

@@ -74,20 +74,21 @@ class Cutting:
     """Passes calls on to a service; ``lose``: faults for the answers of the next creations.
 
     ``lose_calls``: creations are lost before they reach the service. ``no_price``: quotes are
-    refused.
+    refused; ``no_order``: creations are.
     """
 
     def __init__(self, server: UpstreamServer, target: str) -> None:
         self.server = server
         self.target = target
         self.lose: list[Behaviour] = []
-        self.lose_calls = self.no_price = False
+        self.lose_calls = self.no_price = self.no_order = False
         server.otherwise = self.handle
 
     async def handle(self, server: UpstreamServer, request: web.Request) -> web.StreamResponse:
         if self.lose_calls and request.path.endswith("/orders"):
             return await does.reset()(server, request)
-        if self.no_price and request.path.endswith("/quote"):
+        refused = (self.no_price, "/quote"), (self.no_order, "/orders")
+        if any(is_on and request.path.endswith(end) for is_on, end in refused):
             error = {"code": "amount_below_minimum", "message": "The minimum has risen."}
             return web.json_response({"error": error}, status=400)
         passed = {n: v for n, v in request.headers.items() if n.lower() in _PASSED}

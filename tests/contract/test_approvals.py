@@ -354,3 +354,45 @@ async def test_person_sees_that_the_service_pays_the_gas(tmp_path: Path) -> None
         decided = (await decide(served, answer.body["data"]["approval"]["id"]))["decided"]
         assert decided["funding"].startswith("x402")
         assert (decided["twap"], decided["integrator"]) == (None, None)
+
+
+async def grant(served: Served, approval: str) -> None:
+    now = served.up.service.clock.now_ms()
+    assert await served.up.service.approvals.decide(approval, ApprovalState.GRANTED, "Ada", now)
+
+
+def used_today(served: Served) -> tuple[int, int]:
+    """The use of the day: USDC units, and orders."""
+    units, orders = one_row(served.up.database, "SELECT units, orders FROM client_days")
+    return units, orders
+
+
+async def test_refusal_by_the_upstream_gives_back_day_and_grant(tmp_path: Path) -> None:
+    clients = {"desk": client(DESK, approve_above_usd=ABOVE, max_day_usd=200)}
+    async with serving(tmp_path / "central") as central, does.running() as server:
+        cutting, environ = Cutting(server, central.url), environ_of(server.url, "bff")
+        async with serving(tmp_path / "sidecar", environ, clients=clients) as sidecar:
+            await grant(sidecar, await waiting(sidecar))
+            cutting.no_order = True
+            for _ in range(3):
+                assert (await refusal(sidecar, "http", key=KEY)).code == "amount_below_minimum"
+                assert (states(sidecar), used_today(sidecar)) == (["granted"], (0, 0))
+            cutting.no_order = False
+            await order(sidecar, "http", key=KEY)
+            assert (states(sidecar), used_today(sidecar)[1]) == (["used"], 1)
+
+
+async def test_unknown_outcome_gives_back_nothing_though_refused_later(tmp_path: Path) -> None:
+    """A refusal of the repeated call does not say what became of the lost one."""
+    clients = {"desk": client(DESK, approve_above_usd=ABOVE)}
+    async with serving(tmp_path / "central") as central, does.running() as server:
+        cutting, environ = Cutting(server, central.url), environ_of(server.url, "bff")
+        async with serving(tmp_path / "sidecar", environ, clients=clients) as sidecar:
+            await grant(sidecar, await waiting(sidecar))
+            cutting.lose_calls = True
+            assert (await refusal(sidecar, "http", key=KEY)).code == "unavailable"
+            used = used_today(sidecar)
+            assert (used[1], states(sidecar)) == (1, ["used"])
+            cutting.lose_calls, cutting.no_order = False, True
+            assert (await refusal(sidecar, "http", key=KEY)).code == "unavailable"
+            assert (used_today(sidecar), states(sidecar)) == (used, ["used"])

@@ -16,7 +16,8 @@ from rpcsvc.clock import day_of
 from rpcsvc.domain.settle_times import SettleTime, SwapKind
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.site import site_of
-from rpcsvc.operations.lean import is_cut
+from rpcsvc.operations.lean import is_cut, lean_head
+from rpcsvc.operations.models import StatusResult
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.store.settle_times import settle_time_statements
 from rpcsvc.verify import Exchange, verify_response
@@ -303,9 +304,7 @@ async def test_lean_quote_beside_an_earlier_one_stays_small(
     assert max(sizes) < MOST["swap.quote"], sizes
 
 
-async def test_lean_status_of_payout_and_refund_stays_small(
-    served: Served,
-) -> None:
+async def test_lean_status_of_payout_and_refund_stays_small(served: Served) -> None:
     chunked = {
         **bff.ORDER, "fromAmount": str(4 * 10**12), "refundAddress": MONERO,
         "twapConfig": {"intervalMs": 2_000},
@@ -331,3 +330,19 @@ async def both_settled(served: Served, order_id: str) -> Json | None:
         await asyncio.sleep(0.5)
     settled = [each for each in answer["data"].get("transfers", ()) if each["status"] == "settled"]
     return answer if len(settled) == 2 else None
+
+
+def test_lean_status_has_the_newest_payout_and_refund() -> None:
+    kinds = ["payout", "payout", *["refund"] * 20]
+    transfers = [
+        {"kind": kind, "address": EVM, "amount": "0.111111111111", "asset": "XMR",
+         "status": "confirmed", "txid": f"{number:064}"}
+        for number, kind in enumerate(kinds)
+    ]  # fmt: skip
+    order = {"orderId": "ord_1", "status": "completed"}
+    data = {"order": order, "cursor": 30, "transfers": transfers}
+    whole = {"operation": "swap.status", "nextActions": [], "data": data}
+    lean = orjson.loads(lean_head(StatusResult, orjson.dumps(whole)))["data"]["transfers"]
+    assert [int(each["txid"]) for each in lean] == [1, 21]
+    assert [each["kind"] for each in lean] == ["payout", "refund"]
+    assert len(orjson.dumps(lean)) < 350

@@ -91,13 +91,20 @@ POLL_MS: Final = 5_000
 class Asking(NamedTuple):
     """The id of a requested order, its reservation meanwhile, and its bounds.
 
-    ``bounds``: what it takes of its client's limits, whatever becomes of the call.
+    ``bounds``: what it takes of its client's limits, unless the upstream refuses the call.
     """
 
     order_id: str
     reservation: Reservation
     admission: Admission
     bounds: OrderBounds = UNBOUNDED
+
+
+class _Outcome(NamedTuple):
+    """The outcome of a call, and what it gives back of its client's limits."""
+
+    record: RelayRecord
+    returns: OrderBounds = UNBOUNDED
 
 
 class Relay:
@@ -116,7 +123,7 @@ class Relay:
         self._follow = follow
         self._find_at = 0
         # What became of calls and could not be committed yet, by order id.
-        self._unwritten: dict[str, RelayRecord] = {}
+        self._unwritten: dict[str, _Outcome] = {}
         self._wake = asyncio.Event()
 
     async def recover(self, *, is_alone: bool) -> None:
@@ -195,9 +202,10 @@ class Relay:
             raise Unavailable(_IN_DOUBT, retry_after=30) from unknown
         except ServiceError as refusal:
             ended = replace(record, state=RelayState.REFUSED, reason=refusal.message)
-            # A refusal of this call does not say what became of the one before it.
-            unknown_still = replace(record, state=RelayState.RECONCILING)
-            await self._settle(unknown_still if resumed else ended)
+            if resumed:  # that does not say what became of the call before it
+                await self._settle(replace(record, state=RelayState.RECONCILING))
+            else:
+                await self._settle(ended, fresh.bounds)
             raise
         except asyncio.CancelledError:
             await self._doubt(record, CreationUnknown("the call was cut off"))
@@ -310,35 +318,37 @@ class Relay:
         )
         await self._settle(replace(made, state=RelayState.REFUSED, reason=f"not taken: {flaw}"))
 
-    async def _settle(self, record: RelayRecord) -> None:
+    async def _settle(self, record: RelayRecord, returns: OrderBounds = UNBOUNDED) -> None:
         """Write the outcome of a call, or remember it: the call has happened all the same."""
-        self._unwritten[record.order_id] = record
-        await self._write(record)
+        outcome = _Outcome(record, returns)
+        self._unwritten[record.order_id] = outcome
+        await self._write(outcome)
         if self._unwritten:
             self._wake.set()
 
-    async def _write(self, record: RelayRecord) -> None:
+    async def _write(self, outcome: _Outcome) -> None:
+        record, returns = outcome
         try:
             try:
-                await self._store.commit(Change(relay=record))
+                await self._store.commit(Change(relay=record, returns=returns))
             except StaleWrite:
                 # The operator closed this claim, and the key's next call is under way or in doubt.
                 keyless = replace(record, namespace=None, key=None)
-                await self._store.commit(Change(relay=keyless))
+                await self._store.commit(Change(relay=keyless, returns=returns))
         except ServiceError as error:
             reason = error.message
             log.warning("upstream_outcome_not_written", order_id=record.order_id, reason=reason)
             return
-        if self._unwritten.get(record.order_id) is record:
+        if self._unwritten.get(record.order_id) is outcome:
             del self._unwritten[record.order_id]
 
     async def write_remembered(self) -> None:
         """Write what could not be written before, the oldest first; stops at what still can't."""
         while self._unwritten:
             # Read again each time: a call that is made again takes its outcome back.
-            record = next(iter(self._unwritten.values()))
-            await self._write(record)
-            if self._unwritten.get(record.order_id) is record:
+            outcome = next(iter(self._unwritten.values()))
+            await self._write(outcome)
+            if self._unwritten.get(outcome.record.order_id) is outcome:
                 return
 
     async def run(self) -> None:
@@ -354,7 +364,7 @@ class Relay:
     async def health(self) -> Health:
         """Return the health: not ok while the outcome of a call is not known."""
         doubtful = RelayState.RECONCILING
-        unwritten = (each for each in self._unwritten.values() if each.state is doubtful)
+        unwritten = (record for record, _ in self._unwritten.values() if record.state is doubtful)
         count = len(
             {each.order_id for each in (*await self._store.relays_in(doubtful), *unwritten)}
         )

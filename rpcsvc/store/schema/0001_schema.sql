@@ -415,12 +415,13 @@ CREATE TABLE order_counts (
 ) STRICT, WITHOUT ROWID;
 
 -- What the orders that a client of the settings made on a day (UTC, counted from the epoch) are worth
--- together, in USDC units. The transaction of an order adds to it, within the client's limit.
+-- together, in USDC units. The transaction of an order adds to it, within the client's limit; that
+-- of an upstream's refusal takes it off again.
 CREATE TABLE client_days (
     day    INTEGER NOT NULL,
     client TEXT    NOT NULL,
     units  INTEGER NOT NULL CHECK (units >= 0),
-    orders INTEGER NOT NULL CHECK (orders > 0),
+    orders INTEGER NOT NULL CHECK (orders >= 0),
     PRIMARY KEY (day, client)
 ) STRICT, WITHOUT ROWID;
 

@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.domain.clients import Spending
+from rpcsvc.domain.clients import ApprovalUse, Spending
 from rpcsvc.domain.order import Order
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
-from rpcsvc.store.changes import Change, HistoryEntry
-from rpcsvc.store.database import StaleWrite, Tables
+from rpcsvc.store.changes import Change, HistoryEntry, OrderBounds, RelayRecord, RelayState
+from rpcsvc.store.database import StaleWrite, Statement, Tables
 from rpcsvc.store.orders import OrderStore
 from tests.unit.orders import NOW, VIEW
 from tests.unit.reserving import numbered
@@ -90,3 +90,43 @@ async def test_orders_of_a_client_are_listed_by_page_newest_first(store: OrderSt
     assert [each.order_id for each in (*first, *rest)] == ["ord_4", "ord_2", "ord_0"]
     assert await store.orders_of_client("desk", 2, "ord_1") == []
     assert first[0].terms.client == "desk"
+
+
+async def test_refusal_written_twice_gives_back_once(store: OrderStore, database: Tables) -> None:
+    """A commit whose outcome was not known is made again."""
+    await database.write(
+        [
+            Statement(
+                "INSERT INTO approvals (approval_id, client, idempotency_key, terms, state,"
+                " requested_at, expires_at, deposit, output, shown, decided_at, decided_by)"
+                " VALUES ('a', 'desk', 'k', 't', 'granted', 1, 9, 1, 1, '{}', 2, 'Ada')"
+            )
+        ]
+    )
+    spending = Spending(DAY, "desk", WORTH, MOST)
+    claims = [RelayRecord(f"ord_{number}", RelayState.CLAIMED, NOW, "s") for number in range(2)]
+    use = ApprovalUse("a", "ord_1", 3)
+    for claim, approval in zip(claims, (None, use), strict=True):
+        await store.commit(Change(relay=claim, spending=spending, approval=approval))
+    assert await granted(database) == [("used", "ord_1")]
+    refused = replace(claims[1], state=RelayState.REFUSED, reason="refused")
+    returns = OrderBounds(spending=spending, approval=use)
+    for _ in range(2):
+        await store.commit(Change(relay=refused, returns=returns))
+        assert await store.spent(DAY, ["desk"]) == {"desk": WORTH}
+        assert await granted(database) == [("granted", None)]
+
+
+async def test_refusal_of_a_closed_claim_gives_back_nothing(store: OrderStore) -> None:
+    spending = Spending(DAY, "desk", WORTH, MOST)
+    claim = RelayRecord("ord_1", RelayState.CLAIMED, NOW, "s")
+    await store.commit(Change(relay=claim, spending=spending))
+    refused = replace(claim, state=RelayState.REFUSED, reason="closed by the operator")
+    await store.commit(Change(relay=refused))
+    await store.commit(Change(relay=refused, returns=OrderBounds(spending=spending)))
+    assert await store.spent(DAY, ["desk"]) == {"desk": WORTH}
+
+
+async def granted(database: Tables) -> list[tuple[str, str | None]]:
+    rows = await database.fetch("SELECT state, order_id FROM approvals")
+    return [(row["state"], row["order_id"]) for row in rows]
