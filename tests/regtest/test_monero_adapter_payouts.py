@@ -18,7 +18,7 @@ from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.wallets import Outcome, TransferRejected
+from rpcsvc.orders.ports.wallets import LacksFunds, Outcome, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import RpcOutcomeUnknown
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.records import MoneroPayment, MoneroPaymentState
@@ -113,7 +113,7 @@ async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(own: Trea
 async def test_a_wallet_without_enough_unlocked_money_may_pay_later(
     own: Treasury, payee: Payee
 ) -> None:
-    with pytest.raises(Unavailable, match="unlocked"):
+    with pytest.raises(LacksFunds, match="lacks 3 XMR"):
         await own.sign(own.transfer(payee.address, 5 * XMR))
     assert Health.of(await own.adapter.conditions()).ok
 

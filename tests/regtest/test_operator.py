@@ -139,7 +139,8 @@ async def test_the_treasury_s_sums_are_those_of_the_chains(
     paid = 30 * XMR - held
     assert paid == int(swapped["expectedOutput"]) + xmr_units(xmr["feesPaid"]["transfer"])
     expected = int(open_order["order"]["expectedOutput"])
-    assert expected < usdc_units(usdc["reserved"]) < expected + USDC
+    # With the fee of its payout, which follows the gas price of the last minute.
+    assert expected < usdc_units(usdc["reserved"]) < expected + 2 * USDC
     assert xmr_units(view.json["caps"]["XMR"]["sentIn24Hours"]) == int(swapped["expectedOutput"])
 
 
