@@ -82,8 +82,8 @@ async def create_ticket(
     Nobody can read an answer to a ticket whose surface does not tell the secret. Raises
     InvalidInput, InvalidDestination, TicketNotFound, RateLimited and Unavailable.
     """
-    for name in ("message", "category", "wallet_address"):
-        _require_storable(getattr(params, name), to_camel(name))
+    texts = ("message", "category", "wallet_address")
+    params = params.model_copy(update={name: _storable(getattr(params, name)) for name in texts})
     if params.ticket_id is not None or params.ticket_secret is not None:
         return await _add_message(service, params, call)
     session, order_id = _read_ids(params)
@@ -187,10 +187,9 @@ async def _opened(service: Service, ticket_id: str, secret: str) -> StoredTicket
     return found
 
 
-def _require_storable(text: str | None, field: str) -> None:
-    """Raise InvalidInput for U+0000, which PostgreSQL does not store."""
-    if text is not None and "\0" in text:
-        raise InvalidInput(f"{field} has the character U+0000. Send it without.", field=field)
+def _storable(text: str | None) -> str | None:
+    """The text with U+FFFD for U+0000, which PostgreSQL does not store."""
+    return None if text is None else text.replace("\0", "\ufffd")
 
 
 def _hash_of(secret: str) -> str:
@@ -377,8 +376,7 @@ async def reply(service: Service, params: ReplyParams, _call: Call) -> Flat:
         raise InvalidInput("by must say who answers.", field="by")
     if not text:
         raise InvalidInput("message must say something.", field="message")
-    _require_storable(by, "by")
-    _require_storable(text, "message")
+    by, text = by.replace("\0", "\ufffd"), text.replace("\0", "\ufffd")
     message = TicketMessage(ticket.ticket_id, service.clock.now_ms(), by, text)
     order = None if ticket.order_id is None else await service.store.order(ticket.order_id)
     if order is not None:

@@ -89,7 +89,7 @@ _FILL: Final = (
     " SELECT order_id, 'unfunded', payout_network, 1, 'c', deposit_network, created_at"
     " FROM orders WHERE seq % 10 = 0",
     "INSERT INTO reservations (order_id, kind, network, units)"
-    " SELECT order_id, 'funded', payout_network, 1 FROM orders WHERE seq % 1000 = 0",
+    " SELECT order_id, 'funded', payout_network, 1 FROM orders WHERE seq % 5000 = 0",
 )
 
 
