@@ -173,7 +173,7 @@ async def _add_message(
 
 
 async def _opened(service: Service, ticket_id: str, secret: str) -> StoredTicket:
-    """The ticket that the secret opens. Raises TicketNotFound, whatever is wrong."""
+    """The ticket that the secret opens. Raises TicketNotFound, for a wrong secret, too."""
     stored, found = None, None
     if ids.is_ticket_id(ticket_id):  # the hash alone: a long message would take its time
         stored = await service.store.ticket_secret_hash(ticket_id)

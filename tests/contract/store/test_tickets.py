@@ -18,6 +18,14 @@ _MESSAGE = """
 """
 
 
+async def _until_it_waits(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    """Wait until a statement of another connection waits for a row."""
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    async with asyncio.timeout(10):
+        while not await connection.fetchval(waiting):  # noqa: ASYNC110 - only a look can tell
+            await asyncio.sleep(0.01)
+
+
 async def test_ticket_is_closed_while_a_message_is_added(postgres: Callable[[], str]) -> None:
     async with new_database(postgres()) as url:
         database, other = await PostgresqlDatabase.open(url), await asyncpg.connect(url)
@@ -28,7 +36,7 @@ async def test_ticket_is_closed_while_a_message_is_added(postgres: Callable[[], 
             await adding.start()
             await other.execute(_MESSAGE)
             closing = asyncio.create_task(store.close_ticket("tkt_1"))
-            await asyncio.sleep(0.3)  # it waits for the row
+            await _until_it_waits(other)
             await adding.commit()
             assert await asyncio.wait_for(closing, 10)
             assert (await store.tickets(), await store.ticket_messages("tkt_1")) == ([], [])
