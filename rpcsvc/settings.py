@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Final, Literal, NamedTuple, TypedDict, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -350,6 +350,23 @@ def _hashes_of(clients: Mapping[str, ClientSettings]) -> set[str]:
     return {each for client in clients.values() for each in client.token_sha256}
 
 
+def _require_clients(clients: Mapping[str, ClientSettings], others: Mapping[str, Any]) -> None:
+    """Raise ValueError for clients that don't go with the ``others`` of Settings, by field."""
+    if _hashed(others.get("agent_rpc_tokens", ())) & _hashes_of(clients):
+        raise ValueError("a client's token that is no agent_rpc_token: that has no limits")
+    is_upstream = others.get("engine") == "upstream"
+    if is_upstream and any(each.spread_bps is not None for each in clients.values()):
+        raise ValueError("no spread_bps with the engine upstream, which names its own prices")
+
+
+def _require_metrics_tokens(telemetry: TelemetrySettings, others: Mapping[str, Any]) -> None:
+    """Raise ValueError for a token of metrics that opens more, by the ``others`` of Settings."""
+    if set(telemetry.metrics_token) & set(others.get("agent_rpc_tokens", ())):
+        raise ValueError("a metrics_token that is no agent_rpc_token: it opens /metrics alone")
+    if _hashed(telemetry.metrics_token) & _hashes_of(others.get("clients", {})):
+        raise ValueError("a metrics_token that is no client's token: it opens /metrics alone")
+
+
 class Settings(Group):
     """All settings of the service. In files and variables the tokens' key is singular."""
 
@@ -398,11 +415,7 @@ class Settings(Group):
     def _clients_have_tokens_of_their_own(
         cls, clients: dict[str, ClientSettings], info: ValidationInfo
     ) -> dict[str, ClientSettings]:
-        if _hashed(info.data.get("agent_rpc_tokens", ())) & _hashes_of(clients):
-            raise ValueError("a client's token that is no agent_rpc_token: that has no limits")
-        is_upstream = info.data.get("engine") == "upstream"
-        if is_upstream and any(each.spread_bps is not None for each in clients.values()):
-            raise ValueError("no spread_bps with the engine upstream, which names its own prices")
+        _require_clients(clients, info.data)
         return clients
 
     @field_validator("telemetry")
@@ -410,10 +423,7 @@ class Settings(Group):
     def _metrics_have_tokens_of_their_own(
         cls, telemetry: TelemetrySettings, info: ValidationInfo
     ) -> TelemetrySettings:
-        if set(telemetry.metrics_token) & set(info.data.get("agent_rpc_tokens", ())):
-            raise ValueError("a metrics_token that is no agent_rpc_token: it opens /metrics alone")
-        if _hashed(telemetry.metrics_token) & _hashes_of(info.data.get("clients", {})):
-            raise ValueError("a metrics_token that is no client's token: it opens /metrics alone")
+        _require_metrics_tokens(telemetry, info.data)
         return telemetry
 
     @property
@@ -532,8 +542,17 @@ RELOADED: Final = frozenset(
 
 
 def reloaded(started: Settings, found: Settings) -> Settings:
-    """Return the settings of the start, with the keys in RELOADED as they are in ``found``."""
-    return _merged(started, found, "")
+    """Return the settings of the start, with the keys in RELOADED as they are in ``found``.
+
+    Raises SettingsError where the two don't go together, though each does by itself.
+    """
+    merged = _merged(started, found, "")
+    try:
+        _require_clients(merged.clients, dict(merged))
+        _require_metrics_tokens(merged.telemetry, dict(merged))
+    except ValueError as error:
+        raise SettingsError([f"needs a restart first: allowed: {error}"]) from None
+    return merged
 
 
 def _merged(started: AnyGroup, found: AnyGroup, prefix: str) -> AnyGroup:

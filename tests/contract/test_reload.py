@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import test_utils
 
+from rpcsvc.errors import SettingsError
 from rpcsvc.serving import reload_settings, web_app
 from rpcsvc.settings import KEYS, RELOADED, changed_keys, load_settings, reloaded
 from tests.contract.by_clients import DESK, client
@@ -66,6 +67,26 @@ def test_every_reloaded_key_is_merged_and_no_other() -> None:
     assert set(KEYS) >= RELOADED == {"agent_rpc_token", *CHANGED}
     assert set(changed_keys(started, reloaded(started, found))) == RELOADED
     assert not RELOADED.intersection(changed_keys(reloaded(started, found), found))
+
+
+@pytest.mark.parametrize("key", ["AGENT_RPC_TOKEN", "clients"])
+def test_reload_refuses_a_token_that_still_opens_metrics(key: str) -> None:
+    moved = {"telemetry.metrics_token": [DESK]}
+    started = load_settings(config_file=None, environ={}, flags=moved).settings
+    tokens = {key: DESK} if key != "clients" else {}
+    flags = {"clients": {"desk": client(DESK)}} if key == "clients" else {}
+    found = load_settings(config_file=None, environ=tokens, flags=flags).settings
+    with pytest.raises(SettingsError, match=r"restart.*it opens /metrics alone"):
+        reloaded(started, found)
+
+
+def test_reload_refuses_a_spread_while_upstream_names_prices() -> None:
+    upstream = {"engine": "upstream", "upstream.url": "https://swaps.example"}
+    started = load_settings(config_file=None, environ={}, flags=upstream).settings
+    flags = {"clients": {"desk": {**client(DESK), "spread_bps": 10}}}
+    found = load_settings(config_file=None, environ={}, flags=flags).settings
+    with pytest.raises(SettingsError, match="names its own prices"):
+        reloaded(started, found)
 
 
 async def test_reload_takes_the_spread_for_new_orders_alone(tmp_path: Path) -> None:
