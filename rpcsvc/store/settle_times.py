@@ -34,9 +34,7 @@ class SettleTimeRows:
         return dict(found)
 
 
-def settle_time_statements(time: SettleTime | None, day: int) -> list[Statement]:
+def settle_time_statements(time: SettleTime, day: int) -> list[Statement]:
     """Statements that count an order on a day, and delete the days that count no longer."""
-    if time is None:
-        return []
     counted = {"kind": time.kind, "bucket": time.bucket, "day": day}
     return [Statement(_FORGET, {"before": day - DAYS}), Statement(_COUNT, counted)]
