@@ -19,10 +19,10 @@ from msgspec.structs import asdict
 from rpcsvc.clock import Clock, day_of, iso8601, ms_to_next_day
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
-from rpcsvc.domain.clients import Clients, KnownClient, Scope
+from rpcsvc.domain.clients import SOCKET, Client, Clients, KnownClient, Scope
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import AgentState, Terms
-from rpcsvc.domain.reservations import SOCKET, TICKETS_REASON, Client
+from rpcsvc.domain.reservations import TICKETS_REASON
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.errors import RateLimited, ServiceError, Unavailable
 from rpcsvc.ids import RandomBytes
