@@ -11,13 +11,12 @@ import shlex
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import structlog
 from msgspec import Struct
-from msgspec.structs import replace
 
 from rpcsvc import engine_context
 from rpcsvc.clock import DAY_MS, Clock, SystemClock
@@ -320,7 +319,7 @@ def _orders(
     """Make the store, the processor and the terms of an engine's orders."""
     settings, tables, random = context.settings, context.tables, context.random
     views = _views(context, signer, profile)
-    store = OrderStore(tables, _view_key(views, context.chains, signer))
+    store = OrderStore(tables, view_key(views, context.chains, signer))
     processor = OrderProcessor(store, clock, partial(project, views), counting, policy.finality)
     kept, history = settings.orders, settings.orders.history_keep_days
     retention = Retention(
@@ -435,18 +434,6 @@ def _compose(
         watch=settlement.watch,
         held=held,
     )
-
-
-def _view_key(
-    views: ViewContext, chains: ChainRegistry, signer: ResponseSigner | None
-) -> Callable[[], str]:
-    """Return the key of status answers: after a rotation, stored ones are attested again."""
-
-    @cache
-    def rendering() -> str:
-        return view_key(replace(views, attest=None), [chain.name for chain in chains.all()])
-
-    return lambda: rendering() if signer is None else f"{rendering()}-{signer.kid[:16]}"
 
 
 def _policy(settings: Settings) -> Policy:
