@@ -68,8 +68,7 @@ from rpcsvc.orders.webhooks import Deliverer
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settings_clients import credentials
 from rpcsvc.settings_onchain import read_chains
-from rpcsvc.signing.keys import KEYS_DIR, KeyRing
-from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.signing import KEYS_DIR, KeyRing, ResponseSigner
 from rpcsvc.store.approvals import ApprovalStore
 from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock

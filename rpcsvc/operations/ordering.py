@@ -44,7 +44,7 @@ from rpcsvc.operations.service import Answer, Service, Stored, ViewContext
 from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.idempotency import Claim, retried
 from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, VenueQuote
-from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.signing import ResponseSigner
 from rpcsvc.store.changes import StatusView, StoredResponse
 from rpcsvc.store.database import StaleWrite
 

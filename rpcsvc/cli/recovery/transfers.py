@@ -43,8 +43,7 @@ from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.records import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
-from rpcsvc.signing.keys import KEYS_DIR, KeyRing
-from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.signing import KEYS_DIR, KeyRing, ResponseSigner
 from rpcsvc.store.database import Commit, Statement, StoreConflict, Tables
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.orders import OrderStore
