@@ -438,8 +438,9 @@ def _documents(up: Running) -> tuple[Document, ...]:
 
 
 class ServiceManager:
-    """The socket of the service manager, and how often it expects a ping. Without an address nothing
-    is sent.
+    """The socket of the service manager, and how often it expects a ping.
+
+    Without an address nothing is sent.
     """
 
     def __init__(
