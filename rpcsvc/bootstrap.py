@@ -55,7 +55,6 @@ from rpcsvc.operations.transfers import TRANSFERS, Transfers
 from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
 from rpcsvc.operations.webhooks import WEBHOOKS, event_body
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.observed_times import ObservedTimes
 from rpcsvc.orders.policy import Orders, Policy, Retention
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
@@ -87,6 +86,7 @@ from rpcsvc.store.leases import (
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.replicas import RateRows
+from rpcsvc.store.settle_times import ObservedTimes
 from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 
@@ -407,7 +407,7 @@ def _compose(
         ticket_budget=budget,
         client_secret=orders.secret,
         waits=waits,
-        observed=ObservedTimes(store, orders.clock),
+        observed=ObservedTimes(tables, orders.clock),
         webhooks=Webhooks(
             _targets(settings),
             messages,

@@ -73,7 +73,7 @@ from rpcsvc.store.reservations import (
     scanned_until,
     spending_statement,
 )
-from rpcsvc.store.settle_times import SettleTimeRows, settle_time_statements
+from rpcsvc.store.settle_times import settle_time_statements
 from rpcsvc.store.tickets import TicketRows, charge_statements, message_statements, ticket_statement
 from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
@@ -254,7 +254,6 @@ class OrderStore(
     TicketRows,
     ReservationRows,
     FinalityRows,
-    SettleTimeRows,
     OldWebhookRows,
 ):
     """Keeps orders, their history, pending effects, idempotency keys and tickets.
