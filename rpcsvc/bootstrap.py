@@ -52,8 +52,8 @@ from rpcsvc.operations.table import (
     SANDBOX_OPERATIONS,
 )
 from rpcsvc.operations.transfers import TRANSFERS, Transfers
-from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
 from rpcsvc.operations.webhooks import WEBHOOKS, event_body
+from rpcsvc.operations.withdrawals import WITHDRAWALS
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Orders, Policy, Retention
 from rpcsvc.orders.ports.venue import VenueProfile
@@ -249,11 +249,15 @@ async def _connected(
         sender = await stack.enter_async_context(_sender(context.settings, context.clock, signer))
         make_orders = partial(_orders, context, signer, held.policy)
         settlement = await stack.enter_async_context(engine_context.connect(context, make_orders))
+        wallets: tuple[Operation, ...] = ()
         if ENGINES[context.settings.engine].signs:
+            from rpcsvc.treasury.operations import TREASURY  # noqa: PLC0415 - as below
             from rpcsvc.treasury.wallets import overseen  # noqa: PLC0415 - loads the auditor
 
-            settlement = await stack.enter_async_context(overseen(context, settlement))
-        yield _compose(context, database, settlement, signer, sender, held)
+            overseeing = overseen(context, settlement)
+            settlement, treasury = await stack.enter_async_context(overseeing)
+            wallets = bound(TREASURY, treasury)
+        yield _compose(context, database, settlement, signer, sender, held, wallets)
 
 
 def _make_data_dir(path: Path) -> None:
@@ -362,6 +366,7 @@ def _compose(
     signer: ResponseSigner | None,
     sender: WebhookSender,
     held: Reloaded,
+    wallets: tuple[Operation, ...],
 ) -> Running:
     settings, tables, settles = context.settings, context.tables, context.lease.is_held
     orders, venue, worker = settlement.orders, settlement.venue, settlement.worker
@@ -382,8 +387,7 @@ def _compose(
     books = OperatorBooks(tables)
     admin = bound(TRANSFERS, Transfers(books, retry, settlement.readings.paused))
     admin += bound(RECORDS, books) + bound(CLIENTS, held.clients) + APPROVALS + TICKETS + WEBHOOKS
-    if settlement.treasury is not None:
-        admin += bound(TREASURY, settlement.treasury)
+    admin += wallets
     if settlement.withdrawals is not None:
         admin += bound(WITHDRAWALS, settlement.withdrawals)
     support = settings.support

@@ -27,7 +27,6 @@ from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.settlement import Noted
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
@@ -48,7 +47,7 @@ from rpcsvc.store.database import Commit, Statement, StoreConflict, Tables
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.withdrawals import WithdrawalStore
-from rpcsvc.treasury.annotations import Annotations
+from rpcsvc.treasury.annotations import Annotations, Noted
 
 _UNPAID: Final = (TransferState.FAILED, TransferState.CANCELLED)
 _ADD: Final = (
