@@ -11,13 +11,12 @@ import shlex
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import structlog
 from msgspec import Struct
-from msgspec.structs import replace
 
 from rpcsvc import engine_context
 from rpcsvc.clock import DAY_MS, Clock, SystemClock
@@ -53,10 +52,9 @@ from rpcsvc.operations.table import (
     SANDBOX_OPERATIONS,
 )
 from rpcsvc.operations.transfers import TRANSFERS, Transfers
-from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
 from rpcsvc.operations.webhooks import WEBHOOKS, event_body
+from rpcsvc.operations.withdrawals import WITHDRAWALS
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.observed_times import ObservedTimes
 from rpcsvc.orders.policy import Orders, Policy, Retention
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
@@ -69,8 +67,7 @@ from rpcsvc.orders.webhooks import Deliverer
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settings_clients import credentials
 from rpcsvc.settings_onchain import read_chains
-from rpcsvc.signing.keys import KEYS_DIR, KeyRing
-from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.signing import KEYS_DIR, KeyRing, ResponseSigner
 from rpcsvc.store.approvals import ApprovalStore
 from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
@@ -89,6 +86,7 @@ from rpcsvc.store.leases import (
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.replicas import RateRows
+from rpcsvc.store.settle_times import ObservedTimes
 from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 
@@ -251,11 +249,15 @@ async def _connected(
         sender = await stack.enter_async_context(_sender(context.settings, context.clock, signer))
         make_orders = partial(_orders, context, signer, held.policy)
         settlement = await stack.enter_async_context(engine_context.connect(context, make_orders))
+        wallets: tuple[Operation, ...] = ()
         if ENGINES[context.settings.engine].signs:
+            from rpcsvc.treasury.operations import TREASURY  # noqa: PLC0415 - as below
             from rpcsvc.treasury.wallets import overseen  # noqa: PLC0415 - loads the auditor
 
-            settlement = await stack.enter_async_context(overseen(context, settlement))
-        yield _compose(context, database, settlement, signer, sender, held)
+            overseeing = overseen(context, settlement)
+            settlement, treasury = await stack.enter_async_context(overseeing)
+            wallets = bound(TREASURY, treasury)
+        yield _compose(context, database, settlement, signer, sender, held, wallets)
 
 
 def _make_data_dir(path: Path) -> None:
@@ -320,7 +322,7 @@ def _orders(
     """Make the store, the processor and the terms of an engine's orders."""
     settings, tables, random = context.settings, context.tables, context.random
     views = _views(context, signer, profile)
-    store = OrderStore(tables, _view_key(views, context.chains, signer))
+    store = OrderStore(tables, view_key(views, context.chains, signer))
     processor = OrderProcessor(store, clock, partial(project, views), counting, policy.finality)
     kept, history = settings.orders, settings.orders.history_keep_days
     retention = Retention(
@@ -364,6 +366,7 @@ def _compose(
     signer: ResponseSigner | None,
     sender: WebhookSender,
     held: Reloaded,
+    wallets: tuple[Operation, ...],
 ) -> Running:
     settings, tables, settles = context.settings, context.tables, context.lease.is_held
     orders, venue, worker = settlement.orders, settlement.venue, settlement.worker
@@ -384,8 +387,7 @@ def _compose(
     books = OperatorBooks(tables)
     admin = bound(TRANSFERS, Transfers(books, retry, settlement.readings.paused))
     admin += bound(RECORDS, books) + bound(CLIENTS, held.clients) + APPROVALS + TICKETS + WEBHOOKS
-    if settlement.treasury is not None:
-        admin += bound(TREASURY, settlement.treasury)
+    admin += wallets
     if settlement.withdrawals is not None:
         admin += bound(WITHDRAWALS, settlement.withdrawals)
     support = settings.support
@@ -409,7 +411,7 @@ def _compose(
         ticket_budget=budget,
         client_secret=orders.secret,
         waits=waits,
-        observed=ObservedTimes(store, orders.clock),
+        observed=ObservedTimes(tables, orders.clock),
         webhooks=Webhooks(
             _targets(settings),
             messages,
@@ -435,18 +437,6 @@ def _compose(
         watch=settlement.watch,
         held=held,
     )
-
-
-def _view_key(
-    views: ViewContext, chains: ChainRegistry, signer: ResponseSigner | None
-) -> Callable[[], str]:
-    """Return the key of status answers: after a rotation, stored ones are attested again."""
-
-    @cache
-    def rendering() -> str:
-        return view_key(replace(views, attest=None), [chain.name for chain in chains.all()])
-
-    return lambda: rendering() if signer is None else f"{rendering()}-{signer.kid[:16]}"
 
 
 def _policy(settings: Settings) -> Policy:

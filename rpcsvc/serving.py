@@ -3,6 +3,7 @@
 serve(settings)     the process from its start to SIGTERM or SIGINT
 listening(running)  takes requests over TCP and the UNIX socket
 web_app(running)    the HTTP surfaces, put together
+ServiceManager      tells systemd that the service is ready, alive or stopping (sd_notify(3))
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from aiohttp import web
 from rpcsvc import __version__, ids
 from rpcsvc.bootstrap import Reloaded, Running, running
 from rpcsvc.domain.integrators import Integrators
+from rpcsvc.health import Health
 from rpcsvc.http import rates
 from rpcsvc.http.discovery import DiscoveryHttp, Document, Sources, catalogue
 from rpcsvc.http.documents import links, recording
@@ -59,7 +61,6 @@ from rpcsvc.operations.dispatch import Dispatcher, Observer, flat_dispatcher
 from rpcsvc.operations.service import Call, Reply
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.orders.waits import Waits
-from rpcsvc.service_manager import READY, STOPPING, ServiceManager, service_manager
 from rpcsvc.settings import (
     RELOADED,
     Settings,
@@ -85,6 +86,13 @@ LONGEST_SOCKET_PATH: Final = 107  # sun_path of unix(7), less its final NUL
 STANDBY_GRACE_SECONDS: Final = 1
 # How long a connection may be idle between two requests. Longer than proxies keep theirs open.
 IDLE_SECONDS: Final = 75
+READY: Final = "READY=1"
+ALIVE: Final = "WATCHDOG=1"
+STOPPING: Final = "STOPPING=1"
+# sd_watchdog_enabled(3) recommends half of the time; a third leaves room for a busy machine.
+PINGS_PER_PERIOD: Final = 3
+
+Pause = Callable[[float], Awaitable[None]]
 
 
 async def serve(settings: Settings, load: Callable[[], Settings]) -> None:
@@ -424,3 +432,55 @@ def _documents(up: Running) -> tuple[Document, ...]:
             new_key=partial(ids.session_id, up.service.random),
         ),
     )
+
+
+# --- the service manager --------------------------------------------------------------------------
+
+
+class ServiceManager:
+    """The socket of the service manager, and how often it expects a ping.
+
+    Without an address nothing is sent.
+    """
+
+    def __init__(
+        self, address: str | None, watchdog_seconds: float | None, pause: Pause = asyncio.sleep
+    ) -> None:
+        self._address = address
+        self._watchdog_seconds = watchdog_seconds
+        self._pause = pause
+
+    def notify(self, *states: str) -> None:
+        """Send states, such as ``READY``. A message that can't be sent is logged."""
+        if not self._address:
+            return
+        # A leading @ stands for the NUL of an abstract address (unix(7)).
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.setblocking(False)
+                sender.sendto("\n".join(states).encode(), address)
+        except OSError as error:
+            log.warning("service_manager_unreachable", reason=error.strerror or str(error))
+
+    async def ping(self, health: Callable[[], Health]) -> None:
+        """Ping as often as the watchdog expects, while ``health`` is ok; returns without one."""
+        if self._watchdog_seconds is None:
+            return
+        was_ok = True
+        while True:
+            found = health()
+            if found.ok:
+                self.notify(ALIVE)
+            elif was_ok:
+                log.error("watchdog_ping_withheld", reason=found.detail)
+            was_ok = found.ok
+            await self._pause(self._watchdog_seconds / PINGS_PER_PERIOD)
+
+
+def service_manager(environ: Mapping[str, str]) -> ServiceManager:
+    """The manager that the environment names. Raises ValueError for a malformed watchdog time."""
+    microseconds = int(environ.get("WATCHDOG_USEC", "0"))
+    is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    seconds = microseconds / 1_000_000 if microseconds and is_ours else None
+    return ServiceManager(environ.get("NOTIFY_SOCKET"), seconds)

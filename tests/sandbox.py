@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from rpcsvc.bootstrap import Running, running
-from rpcsvc.domain.reservations import SOCKET, Client, Holdings
+from rpcsvc.domain.clients import SOCKET, Client
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS

@@ -10,7 +10,7 @@ from rpcsvc.cli.context import UsageError
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.engines import ENGINES
 from rpcsvc.settings import Settings
-from rpcsvc.signing.keys import SigningKeyError
+from rpcsvc.signing import SigningKeyError
 from rpcsvc.store.backends.sqlite.database import DataDirInUse
 from rpcsvc.store.database import DatabaseInUse, DatabaseUnusable
 from rpcsvc.store.schema import UnknownSchema

@@ -160,12 +160,9 @@ class Stream(Protocol):
 
 
 class Transport(Protocol):
-    """Sends requests to one service."""
+    """Sends requests to one service. ``name`` is that of the service in messages."""
 
-    @property
-    def name(self) -> str:
-        """The name of the service in messages."""
-        ...
+    name: str
 
     async def exchange(self, sent: ServiceRequest) -> ServiceReply:
         """Send a request and read its whole answer. Raises Unreachable."""

@@ -23,7 +23,6 @@ from rpcsvc.domain.usdc import (
 
 SIGNATURE_BYTES: Final = 65
 COMPACT_BYTES: Final = 64
-NONCE_BYTES: Final = 32
 # There has to be time to get it into a block; and while it can still be used, nothing else may pay
 # the order, so it must not be usable for long.
 LEAST_SECONDS: Final = 30

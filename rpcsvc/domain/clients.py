@@ -1,14 +1,16 @@
-"""Clients of the settings: who calls with a token, what they may do, and for how much.
+"""Clients: who calls, and of the clients of the settings what they may do, and for how much.
 
 A client's worth and limits are in USDC units (10^-6); days are of UTC, counted from the epoch.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
+from ipaddress import IPv6Network
 from typing import ClassVar, Final, NamedTuple
 
 from msgspec import Struct
@@ -16,16 +18,54 @@ from msgspec import Struct
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.domain.money import MAX_UNITS, mul_div_ceil
 from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, usdc_to_deposit_floor
-from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import DestinationNotAllowed, Forbidden
 from rpcsvc.redacted import Redacted
 
+ADDRESS: Final = "address"
+# The largest IPv6 network that one customer is given (RFC 6177).
+_CUSTOMER_PREFIX: Final = 48
 # Who holds the AGENT_RPC_TOKEN.
 DEFAULT: Final = "default"
 # How much worse than shown the rate may be at which an approved order is made, in 1/10,000.
 TOLERANCE_BPS: Final = 100
 # A refusal lists no more destinations.
 _SHOWN: Final = 10
+
+
+class Client(Struct, frozen=True):
+    """The caller that asks for an order.
+
+    ``kind`` is ADDRESS for a caller known by its network address alone; ``name`` is then an IPv4
+    address or an IPv6 /64. Other kinds name a token, an integrator or the UNIX socket.
+    """
+
+    kind: str
+    name: str = ""
+
+    def stored(self, secret: bytes) -> str:
+        """The client as kept with its orders: the kind, and a keyed hash of the name."""
+        digest = hmac.new(secret, f"{self.kind}:{self.name}".encode(), hashlib.sha256)
+        return f"{self.kind}:{digest.hexdigest()[:24]}"
+
+    @property
+    def customer(self) -> Client:
+        """The client as places are shared: an IPv6 /64 counts as its /48.
+
+        The owner of a /48 has 65,536 networks of /64, and would count as many clients.
+        """
+        if self.kind != ADDRESS or ":" not in self.name:
+            return self
+        network = IPv6Network(self.name).supernet(new_prefix=_CUSTOMER_PREFIX)
+        return Client(ADDRESS, str(network))
+
+
+# The user that the service runs as: through the UNIX socket, or in one process with it.
+SOCKET: Final = Client("socket")
+
+
+def is_known(client: str) -> bool:
+    """Return whether a stored client was known by a token, a key or the socket."""
+    return bool(client) and not client.startswith(f"{ADDRESS}:")
 
 
 class Scope(StrEnum):

@@ -9,15 +9,13 @@ orders.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from ipaddress import IPv6Network
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from rpcsvc.domain.clients import is_known
 from rpcsvc.domain.deposit_rules import units_by_rate
 from rpcsvc.domain.order import (
     AWAITS_DEPOSIT,
@@ -30,7 +28,6 @@ from rpcsvc.domain.order import (
 )
 from rpcsvc.domain.pricing import Direction
 
-ADDRESS: Final = "address"
 # ``details.reason`` of refusals: tells them from one for too many calls.
 UNFUNDED_REASON: Final = "unfunded_orders"
 TICKETS_REASON: Final = "tickets"
@@ -38,8 +35,6 @@ TICKETS_REASON: Final = "tickets"
 TOTAL: Final = "total"
 ALL: Final = "all"
 BY_ADDRESS: Final = "by_address"
-# The largest IPv6 network that one customer is given (RFC 6177).
-_CUSTOMER_PREFIX: Final = 48
 
 # Atomic units by network.
 Units = dict[str, int]
@@ -50,42 +45,6 @@ _OVER: Final = (TransferState.SETTLED, TransferState.FAILED, TransferState.CANCE
 
 
 # --- limits on unfunded orders -------------------------------------------------------------------
-
-
-class Client(Struct, frozen=True):
-    """The caller that asks for an order.
-
-    ``kind`` is ADDRESS for a caller known by its network address alone; ``name`` is then an IPv4
-    address or an IPv6 /64. Other kinds name a token, an integrator or the UNIX socket.
-    """
-
-    kind: str
-    name: str = ""
-
-    def stored(self, secret: bytes) -> str:
-        """The client as kept with its orders: the kind, and a keyed hash of the name."""
-        digest = hmac.new(secret, f"{self.kind}:{self.name}".encode(), hashlib.sha256)
-        return f"{self.kind}:{digest.hexdigest()[:24]}"
-
-    @property
-    def customer(self) -> Client:
-        """The client as places are shared: an IPv6 /64 counts as its /48.
-
-        The owner of a /48 has 65,536 networks of /64, and would count as many clients.
-        """
-        if self.kind != ADDRESS or ":" not in self.name:
-            return self
-        network = IPv6Network(self.name).supernet(new_prefix=_CUSTOMER_PREFIX)
-        return Client(ADDRESS, str(network))
-
-
-# The user that the service runs as: through the UNIX socket, or in one process with it.
-SOCKET: Final = Client("socket")
-
-
-def is_known(client: str) -> bool:
-    """Return whether a stored client was known by a token, a key or the socket."""
-    return bool(client) and not client.startswith(f"{ADDRESS}:")
 
 
 class Reservation(NamedTuple):

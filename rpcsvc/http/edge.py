@@ -32,7 +32,7 @@ from rpcsvc.http.gate import is_on_socket, require_no_proxy
 from rpcsvc.http.messages import BODY, Refusals, require_framing, unread_body
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.settings import Settings
-from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.signing import ResponseSigner
 from rpcsvc.urls import is_loopback
 from rpcsvc.verify import UNREAD_STATUSES
 

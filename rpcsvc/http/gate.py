@@ -36,8 +36,7 @@ from msgspec import Struct, field
 from pydantic import SecretStr
 
 from rpcsvc import ids
-from rpcsvc.domain.clients import Clients, KnownClient
-from rpcsvc.domain.reservations import ADDRESS, SOCKET, Client
+from rpcsvc.domain.clients import ADDRESS, SOCKET, Client, Clients, KnownClient
 from rpcsvc.errors import MisdirectedRequest, RateLimited, ServiceError, TlsRequired, Unauthorized
 from rpcsvc.ids import RandomBytes, is_request_id
 from rpcsvc.settings import RateLimitSettings, Settings

@@ -25,7 +25,7 @@ from rpcsvc.operations.dispatch import failure, finish, head
 from rpcsvc.operations.models import Result
 from rpcsvc.operations.service import Answer, Service
 from rpcsvc.orders.scheduler.worker import Worker
-from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.signing import ResponseSigner
 from rpcsvc.store.database import Database
 from rpcsvc.strict_json import dumps
 

@@ -24,7 +24,7 @@ from aiohttp.log import server_logger
 from msgspec import Struct
 from typing_extensions import override
 
-from rpcsvc.domain.reservations import ADDRESS, Client
+from rpcsvc.domain.clients import ADDRESS, Client
 from rpcsvc.http.connection import HEADERS, LINE_BYTES, HttpConnection, Turns, connection_of
 from rpcsvc.http.edge import Edge
 from rpcsvc.http.gate import client_key, is_trusted

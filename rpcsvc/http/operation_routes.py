@@ -17,9 +17,8 @@ import orjson
 from aiohttp import web
 from msgspec.structs import replace
 
-from rpcsvc.domain.clients import KnownClient
+from rpcsvc.domain.clients import Client, KnownClient
 from rpcsvc.domain.integrators import Integrators
-from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import (
     InputError,
     InternalError,

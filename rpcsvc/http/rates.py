@@ -21,9 +21,9 @@ from msgspec.structs import asdict, replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import Chain, network_of
+from rpcsvc.domain.clients import ADDRESS, Client
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
-from rpcsvc.domain.reservations import ADDRESS, Client
 from rpcsvc.errors import ServiceError
 from rpcsvc.http.discovery import is_current
 from rpcsvc.http.documents.links import RATES_JSON, RATES_XML

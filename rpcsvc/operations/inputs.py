@@ -169,7 +169,6 @@ async def parse_call(model: type[P], params: dict[str, Any], call: Call, service
 async def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
     """Validate the params. Raises InputError or InputErrors that name every problem."""
     params = _without_excess(model, params)
-    model.screen(params)
     try:
         parsed: P = model.__pydantic_validator__.validate_python(params)
     except ValidationError as error:

@@ -8,7 +8,8 @@ rendered one; an answer with another key is ignored.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from itertools import count
 
 from msgspec import Struct
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from rpcsvc import __version__
 from rpcsvc.domain.addresses import ZERO_ADDRESS
+from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import (
     AGENT_STATE_OF,
@@ -42,6 +44,7 @@ from rpcsvc.operations.service import Answer, Service, Stored, ViewContext
 from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.idempotency import Claim, retried
 from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, VenueQuote
+from rpcsvc.signing import ResponseSigner
 from rpcsvc.store.changes import StatusView, StoredResponse
 from rpcsvc.store.database import StaleWrite
 
@@ -183,7 +186,19 @@ def as_view(order: Order, answer: Answer[StatusResult]) -> StatusView:
     )
 
 
-def view_key(views: ViewContext, chains: list[str]) -> str:
+def view_key(
+    views: ViewContext, chains: ChainRegistry, signer: ResponseSigner | None
+) -> Callable[[], str]:
+    """Return the key of status answers: after a rotation, stored ones are attested again."""
+
+    @cache
+    def rendering() -> str:
+        return _hash_of_samples(replace(views, attest=None), [each.name for each in chains.all()])
+
+    return lambda: rendering() if signer is None else f"{rendering()}-{signer.kid[:16]}"
+
+
+def _hash_of_samples(views: ViewContext, chains: Sequence[str]) -> str:
     """A hash of sample views, which names the code and settings that render views."""
     samples = [
         head("swap.status", status_answer(views, _sample(direction, chain, status), 0))

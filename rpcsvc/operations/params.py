@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 from typing_extensions import override
 
@@ -166,10 +166,6 @@ class Params(BaseModel):
 
     # Of these two inputs exactly one is needed; the first is the usual one.
     one_of: ClassVar[tuple[str, str] | None] = None
-
-    @classmethod
-    def screen(cls, given: Mapping[str, Any]) -> None:
-        """Raise InvalidInput for params that are refused unread. No error repeats any of them."""
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - subclasses use it
@@ -498,8 +494,9 @@ class CheckParams(CallParams):
         | None
     ) = None
 
+    @model_validator(mode="before")
     @classmethod
-    def screen(cls, given: Mapping[str, Any]) -> None:
+    def _refuse_secrets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Refuse signed transactions and private keys in every field: errors echo what came."""
         for name, value in given.items():
             require_no_secret(name, "params")
@@ -507,6 +504,7 @@ class CheckParams(CallParams):
                 require_unsigned(value)
             else:
                 require_no_secret(value, name[:LONGEST_NAME])
+        return given
 
 
 class DeliveriesParams(CallParams):

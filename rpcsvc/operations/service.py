@@ -19,17 +19,16 @@ from msgspec.structs import asdict
 from rpcsvc.clock import Clock, day_of, iso8601, ms_to_next_day
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
-from rpcsvc.domain.clients import Clients, KnownClient, Scope
+from rpcsvc.domain.clients import SOCKET, Client, Clients, KnownClient, Scope
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import AgentState, Terms
-from rpcsvc.domain.reservations import SOCKET, TICKETS_REASON, Client
+from rpcsvc.domain.reservations import TICKETS_REASON
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.errors import RateLimited, ServiceError, Unavailable
 from rpcsvc.ids import RandomBytes
 from rpcsvc.operations.models import EventView, PaymentResponse, Result
 from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.observed_times import ObservedTimes
 from rpcsvc.orders.policy import Policy
 from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
@@ -38,6 +37,7 @@ from rpcsvc.store.approvals import ApprovalStore
 from rpcsvc.store.changes import TicketCharge, TicketsTaken
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.replicas import RateRows
+from rpcsvc.store.settle_times import ObservedTimes
 from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.strict_json import Json
 from rpcsvc.verify import BY_ADDRESS, BY_SESSION, session_sha256

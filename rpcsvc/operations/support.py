@@ -17,11 +17,10 @@ from pydantic.alias_generators import to_camel
 
 from rpcsvc import ids
 from rpcsvc.clock import day_of, iso8601
-from rpcsvc.domain.clients import KnownClient
+from rpcsvc.domain.clients import SOCKET, KnownClient
 from rpcsvc.domain.events import SupportReplied
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.domain.order import AgentState, Order
-from rpcsvc.domain.reservations import SOCKET
 from rpcsvc.errors import (
     InvalidDestination,
     InvalidInput,

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.authorizations import SignedAuthorization
+from rpcsvc.domain.clients import Client, is_known
 from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositState, Order
-from rpcsvc.domain.reservations import Client, is_known
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotCancellable, RateLimited, Unavailable
 from rpcsvc.orders.ports.wallets import Outcome

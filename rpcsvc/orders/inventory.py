@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.chains import Chain, network_of
+from rpcsvc.domain.clients import Client, is_known
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import Order, Transfer
 from rpcsvc.domain.pricing import Direction, convert_floor, payout_asset
@@ -23,13 +24,11 @@ from rpcsvc.domain.reservations import (
     UNFUNDED_REASON,
     UPSTREAM,
     Admission,
-    Client,
     ExceededBound,
     Holdings,
     Reserved,
     bounds_of,
     excesses,
-    is_known,
     room,
     units_to_leave,
     worst,

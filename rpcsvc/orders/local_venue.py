@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from rpcsvc.clock import day_of
 from rpcsvc.domain.chains import Chain, network_of
-from rpcsvc.domain.clients import Spending, worth
+from rpcsvc.domain.clients import Client, Spending, worth
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
 from rpcsvc.domain.money import (
     MAX_UNITS,
@@ -35,7 +35,7 @@ from rpcsvc.domain.pricing import (
     usd_to_deposit_ceil,
     usd_to_deposit_floor,
 )
-from rpcsvc.domain.reservations import Admission, Client
+from rpcsvc.domain.reservations import Admission
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,

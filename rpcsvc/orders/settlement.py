@@ -7,7 +7,7 @@ another settles.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -29,40 +29,6 @@ from rpcsvc.store.authorizations import AuthorizationStore
 from rpcsvc.store.leases import Watch
 from rpcsvc.store.replicas import RateRows
 from rpcsvc.store.withdrawals import WithdrawalStore
-
-
-class Noted(Struct, frozen=True):
-    """The outcome of a note on a transaction.
-
-    ``moved``: what the transaction moved, in words. ``recorded``: the payment that it is on record
-    as. ``refused``: why nothing was changed.
-    """
-
-    txid: str
-    note: str | None = None
-    moved: str | None = None
-    recorded: str | None = None
-    refused: str | None = None
-
-
-class Treasury(Protocol):
-    """The operator's view of an engine's wallets."""
-
-    async def view(self) -> dict[str, Any]:
-        """The wallets' holdings, and the amounts reserved, owed, swept and spent on fees."""
-        ...
-
-    async def plan(self) -> dict[str, Any]:
-        """The inventory of each network beside its target, and the moves that would reach it."""
-        ...
-
-    async def annotate(self, network: str, txid: str, note: str, wei: int) -> Noted:
-        """Annotate a transaction that was made by hand. Raises InvalidInput, Unavailable."""
-        ...
-
-    async def remove_annotation(self, network: str, txid: str) -> Noted:
-        """Remove an annotation. Raises InvalidInput."""
-        ...
 
 
 class LastAudit(NamedTuple):
@@ -103,8 +69,8 @@ class Settlement(Struct, frozen=True):
     """A connected engine with the venue and the worker of its orders.
 
     ``engine`` is its own object: wallets, or an upstream. ``rates``: None where it sets no price.
-    ``withdrawals`` and ``treasury`` are the operator's, where there are wallets; ``controls`` are
-    a developer's. A standby calls ``watch`` while another replica settles; None: nothing to see.
+    ``withdrawals`` are the operator's, where there are wallets; ``controls`` are a
+    developer's. A standby calls ``watch`` while another replica settles; None: nothing to see.
     """
 
     orders: Orders
@@ -114,7 +80,6 @@ class Settlement(Struct, frozen=True):
     readings: Readings = Readings()
     rates: RateSource | None = None
     withdrawals: Withdrawals | None = None
-    treasury: Treasury | None = None
     controls: SandboxControls | None = None
     watch: Watch | None = None
 

@@ -16,9 +16,9 @@ from typing import Final, Literal, TypeVar
 import structlog
 from msgspec import Struct, field
 
+from rpcsvc.domain.clients import Client
 from rpcsvc.domain.events import Event
 from rpcsvc.domain.order import Order
-from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.store.changes import HistoryEntry
 from rpcsvc.store.orders import OrderStore

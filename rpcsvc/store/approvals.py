@@ -113,9 +113,9 @@ async def approval_of(database: Tables, order_id: str) -> Approval | None:
     return None if row is None else _approval_from(row)
 
 
-def use_statements(use: ApprovalUse | None) -> list[Statement]:
+def use_statement(use: ApprovalUse) -> Statement:
     """Use an approval up for one order, if it is granted and holds; else the transaction fails."""
-    return [] if use is None else [Statement(_USE, use._asdict(), finds=True)]
+    return Statement(_USE, use._asdict(), finds=True)
 
 
 def _values(approval: Approval) -> dict[str, Any]:

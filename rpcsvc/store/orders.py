@@ -20,7 +20,7 @@ from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.settle_times import SwapKind
 from rpcsvc.errors import Unavailable
-from rpcsvc.store.approvals import approval_of, use_statements
+from rpcsvc.store.approvals import approval_of, use_statement
 from rpcsvc.store.authorizations import IS_UNRESOLVED, reopen_statements
 from rpcsvc.store.changes import Change, HistoryEntry, PendingEffect
 from rpcsvc.store.database import (
@@ -64,17 +64,17 @@ from rpcsvc.store.order_rows import (
     transfer_from,
     transfer_values,
 )
-from rpcsvc.store.replicas import address_statements, pooled_statements, rate_statements
+from rpcsvc.store.replicas import address_statement, pooled_statement, rate_statement
 from rpcsvc.store.reservations import (
     ReservationRows,
     admission_statements,
     count_statements,
     reservation_statements,
     scanned_until,
-    spending_statements,
+    spending_statement,
 )
-from rpcsvc.store.settle_times import SettleTimeRows, settle_time_statements
-from rpcsvc.store.tickets import TicketRows, ticket_statements
+from rpcsvc.store.settle_times import settle_time_statements
+from rpcsvc.store.tickets import TicketRows, charge_statements, message_statements, ticket_statement
 from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
     OldWebhookRows,
@@ -254,7 +254,6 @@ class OrderStore(
     TicketRows,
     ReservationRows,
     FinalityRows,
-    SettleTimeRows,
     OldWebhookRows,
 ):
     """Keeps orders, their history, pending effects, idempotency keys and tickets.
@@ -502,41 +501,64 @@ class OrderStore(
 
 def _statements(change: Change, view_key: str) -> list[Statement]:
     """The statements for a change; ``view_key`` is the key of its status view."""
-    found = [*address_statements(change.pooled)]
-    found += [Statement(_DELETE_EFFECT, effect_values(*pending)) for pending in change.done]
     order = change.order
+    found = [] if change.pooled is None else [address_statement(change.pooled)]
+    found += [Statement(_DELETE_EFFECT, effect_values(*pending)) for pending in change.done]
     if order is not None:
-        order_id = order.order_id
-        found += _order_statements(order, is_new=change.is_new)
-        found += reopen_statements(order)
-        found += rate_statements(change.rates)
-        found += _view_statements(change, order_id, view_key)
-        found += [
-            Statement(_INSERT_EFFECT, effect_values(order_id, effect)) for effect in change.effects
-        ]
-        if change.history is not None:
-            found.append(_history_statement(order_id, change.history))
-            found += _webhook_statements(change, order, change.history.version)
-            found += settle_time_statements(change.settled, day_of(change.history.at))
-        if order.report is not None and change.evidence:
-            found.append(report_statement(order_id, order.report, change.evidence))
-        if change.admission is not None:
-            found += count_statements(change.admission, day_of(order.terms.created_at))
+        found += _statements_of_order(change, order, view_key)
     if change.relay is not None:
         found += return_statements(change.relay, change.returns)
         found += relay_statements(change.relay)
-    found += spending_statements(change.spending)
-    found += use_statements(change.approval)
+    found += _limit_statements(change)
+    if change.response is not None:
+        found.append(response_statement(change.response, order.order_id if order else None))
+    if change.ticket is not None:
+        found.append(ticket_statement(change.ticket))
+    if change.message is not None:
+        found += message_statements(change.message)
+    if change.charge is not None:
+        found += charge_statements(change.charge)
+    return found
+
+
+def _statements_of_order(change: Change, order: Order, view_key: str) -> list[Statement]:
+    order_id = order.order_id
+    found = _order_statements(order, is_new=change.is_new)
+    if not change.is_new:
+        found += reopen_statements(order)
+    if change.rates is not None:
+        found.append(rate_statement(change.rates))
+    found += _view_statements(change, order_id, view_key)
+    found += [
+        Statement(_INSERT_EFFECT, effect_values(order_id, effect)) for effect in change.effects
+    ]
+    if change.history is not None:
+        found.append(_history_statement(order_id, change.history))
+        found += _webhook_statements(change, order, change.history.version)
+        if change.settled is not None:
+            found += settle_time_statements(change.settled, day_of(change.history.at))
+    if order.report is not None and change.evidence:
+        found.append(report_statement(order_id, order.report, change.evidence))
+    if change.admission is not None:
+        found += count_statements(change.admission, day_of(order.terms.created_at))
+    return found
+
+
+def _limit_statements(change: Change) -> list[Statement]:
+    """Statements that count what a change takes, and abort the transaction above a limit."""
+    found: list[Statement] = []
+    if change.spending is not None:
+        found.append(spending_statement(change.spending))
+    if change.approval is not None:
+        found.append(use_statement(change.approval))
     if change.reservation is not None:
         found += reservation_statements(change.reservation)
         if change.admission is not None:
             found += admission_statements(change.admission, change.reservation.unfunded)
     if change.finality is not None:
         found += finality_statements(change.finality)
-    found += pooled_statements(change.pooled)
-    if change.response is not None:
-        found.append(response_statement(change.response, order.order_id if order else None))
-    found += ticket_statements(change.ticket, change.message, change.charge)
+    if change.pooled is not None:
+        found.append(pooled_statement(change.pooled))
     return found
 
 

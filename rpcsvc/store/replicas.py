@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
@@ -95,12 +95,9 @@ class RateRows:
         return [_rate_row(row) for row in rows]
 
 
-def rate_statements(bounds: RateBounds | None) -> Iterator[Statement]:
-    """Statements that abort the transaction unless the last published rate is fresh and within
-    bounds.
-    """
-    if bounds is not None:
-        yield Statement(_AGREES, bounds._asdict(), finds=True)
+def rate_statement(bounds: RateBounds) -> Statement:
+    """Abort the transaction unless the last published rate is fresh and within bounds."""
+    return Statement(_AGREES, bounds._asdict(), finds=True)
 
 
 def _rate_row(row: Row) -> RateRow:
@@ -174,19 +171,17 @@ class SharedWallets:
         return [row["address"] for row in rows]
 
 
-def address_statements(pooled: PooledOrder | None) -> Iterator[Statement]:
-    """Statements that abort the transaction unless the order's address is in the pool.
+def address_statement(pooled: PooledOrder) -> Statement:
+    """Abort the transaction unless the order's address is in the pool.
 
-    They run before the order's row, which an order with the same address refuses as a conflict.
+    It runs before the order's row, which an order with the same address refuses as a conflict.
     """
-    if pooled is not None:
-        yield Statement(_TAKE_ADDRESS, {"address": pooled.address}, first=True, finds=True)
+    return Statement(_TAKE_ADDRESS, {"address": pooled.address}, first=True, finds=True)
 
 
-def pooled_statements(pooled: PooledOrder | None) -> Iterator[Statement]:
-    """Statements that abort the transaction unless the order's wallet can pay."""
-    if pooled is not None:
-        yield Statement(_CAN_PAY, pooled._asdict(), finds=True)
+def pooled_statement(pooled: PooledOrder) -> Statement:
+    """Abort the transaction unless the order's wallet can pay."""
+    return Statement(_CAN_PAY, pooled._asdict(), finds=True)
 
 
 def _values(state: WalletState) -> dict[str, Any]:

@@ -222,11 +222,9 @@ def admission_statements(admission: Admission, unfunded: Reservation | None) -> 
         yield Statement(_ORDERS_WITHIN, values, finds=True)
 
 
-def spending_statements(spending: Spending | None) -> list[Statement]:
+def spending_statement(spending: Spending) -> Statement:
     """Count an order's worth to its client's day, unless that exceeds the limit."""
-    if spending is None:
-        return []
-    return [Statement(_COUNT_WORTH, spending._asdict(), finds=True)]
+    return Statement(_COUNT_WORTH, spending._asdict(), finds=True)
 
 
 def count_statements(admission: Admission, day: int) -> Iterator[Statement]:

@@ -129,22 +129,28 @@ class TicketRows:
         await self._db.write([Statement(_DELETE, values), Statement(_DELETE_MESSAGES, values)])
 
 
-def ticket_statements(
-    ticket: Ticket | None, message: TicketMessage | None, charge: TicketCharge | None
-) -> list[Statement]:
-    """Store a ticket, add a message to its ticket, and count them; None: nothing to do.
+def ticket_statement(ticket: Ticket) -> Statement:
+    """Store a ticket."""
+    return Statement(_INSERT, asdict(ticket))
 
-    The transaction fails where the ticket takes no message, or the count exceeds a limit. Counts of
-    days before yesterday are deleted.
+
+def message_statements(message: TicketMessage) -> list[Statement]:
+    """Add a message to its ticket. The transaction fails where the ticket takes none."""
+    counted = _COUNT_MESSAGE if message.answered_by is None else _MARK_ANSWERED
+    return [
+        Statement(counted, {"ticket_id": message.ticket_id}, finds=True),
+        Statement(_INSERT_MESSAGE, asdict(message)),
+    ]
+
+
+def charge_statements(charge: TicketCharge) -> list[Statement]:
+    """Count a ticket or a message, and delete the counts of days before yesterday.
+
+    The transaction fails where a count exceeds its limit.
     """
-    found = [] if ticket is None else [Statement(_INSERT, asdict(ticket))]
-    if message is not None:
-        counted = _COUNT_MESSAGE if message.answered_by is None else _MARK_ANSWERED
-        found.append(Statement(counted, {"ticket_id": message.ticket_id}, finds=True))
-        found.append(Statement(_INSERT_MESSAGE, asdict(message)))
-    if charge is not None:
-        values = charge._asdict()
-        found.append(Statement(_FORGET_COUNTS, values))
-        found.append(Statement(_COUNT_TICKET, values, finds=True))
-        found.append(Statement(_COUNT_BYTES, values, finds=True))
-    return found
+    values = charge._asdict()
+    return [
+        Statement(_FORGET_COUNTS, values),
+        Statement(_COUNT_TICKET, values, finds=True),
+        Statement(_COUNT_BYTES, values, finds=True),
+    ]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from msgspec import Struct
+
 from rpcsvc.audit.books import read_books, read_books_of
 from rpcsvc.audit.hints import may_pay
 from rpcsvc.audit.records import Books, TransferEntry
@@ -18,7 +20,6 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import LIVE_TRANSFERS, TransferState
 from rpcsvc.errors import InvalidInput, Unavailable
-from rpcsvc.orders.settlement import Noted
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
@@ -37,6 +38,20 @@ from rpcsvc.store.operator_books import OperatorBooks
 _SIGNED: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
 # More than there is of any coin.
 _MOST_WEI: Final = 1 << 96
+
+
+class Noted(Struct, frozen=True):
+    """The outcome of a note on a transaction.
+
+    ``moved``: what the transaction moved, in words. ``recorded``: the payment that it is on record
+    as. ``refused``: why nothing was changed.
+    """
+
+    txid: str
+    note: str | None = None
+    moved: str | None = None
+    recorded: str | None = None
+    refused: str | None = None
 
 
 class Annotations:

@@ -16,7 +16,6 @@ from typing import Any, Final, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
-from typing_extensions import override
 
 from rpcsvc.audit.auditor import audit_loop
 from rpcsvc.audit.books import reader_of
@@ -26,7 +25,7 @@ from rpcsvc.domain.pricing import ONE_XMR, Direction, convert_floor
 from rpcsvc.engine_context import EngineContext
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.venue import RateSource
-from rpcsvc.orders.settlement import Noted, Settlement, Treasury
+from rpcsvc.orders.settlement import Settlement
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import InventorySettings, read_chains
 from rpcsvc.settlement.onchain import wiring
@@ -49,7 +48,7 @@ from rpcsvc.store.backends.sqlite.database import empty_snapshot
 from rpcsvc.store.database import Tables
 from rpcsvc.store.operator_books import Flow, OperatorBooks, Owed, UnsweptTotal, owed, reserved
 from rpcsvc.store.withdrawals import WithdrawalStore
-from rpcsvc.treasury.annotations import Annotations
+from rpcsvc.treasury.annotations import Annotations, Noted
 
 _NOTHING: Final = UnsweptTotal(0, 0, 0)
 _NEVER: Final = 2**63
@@ -336,7 +335,7 @@ class _Books(Struct, frozen=True):
     unattributed: list[UnattributedDeposit]
 
 
-class OnchainTreasury(Treasury):
+class OnchainTreasury:
     """The treasury of a running service. ``paused``: why payouts are paused, or None."""
 
     def __init__(
@@ -354,16 +353,16 @@ class OnchainTreasury(Treasury):
         self._paused = paused
         self._annotations = Annotations(settings, database, clock)
 
-    @override
     async def annotate(self, network: str, txid: str, note: str, wei: int) -> Noted:
+        """Annotate a transaction that was made by hand. Raises InvalidInput, Unavailable."""
         return await self._annotations.add(network, txid, note, wei)
 
-    @override
     async def remove_annotation(self, network: str, txid: str) -> Noted:
+        """Remove an annotation. Raises InvalidInput."""
         return await self._annotations.remove(network, txid)
 
-    @override
     async def view(self) -> Json:
+        """The wallets' holdings, and the amounts reserved, owed, swept and spent on fees."""
         # The records are read first, so that they wait for no node.
         now = self._clock.now_ms()
         books = await self._read(now)
@@ -392,8 +391,8 @@ class OnchainTreasury(Treasury):
             "problems": found.problems,
         }
 
-    @override
     async def plan(self) -> Json:
+        """The inventory of each network beside its target, and the moves that would reach it."""
         now, settings = self._clock.now_ms(), self._settings.inventory
         books = OperatorBooks(self._db)
         orders = Counter(reserved(await books.open_orders(), now))
@@ -501,7 +500,9 @@ def _obligations(network: str, asset: Asset, books: _Books) -> Json:
 
 
 @asynccontextmanager
-async def overseen(context: EngineContext, settlement: Settlement) -> AsyncIterator[Settlement]:
+async def overseen(
+    context: EngineContext, settlement: Settlement
+) -> AsyncIterator[tuple[Settlement, OnchainTreasury]]:
     """Have the engine onchain audited on the replica that settles, with a treasury on each.
 
     An audit that finds a difference throws the engine's own switch. Raises SettingsError.
@@ -511,10 +512,10 @@ async def overseen(context: EngineContext, settlement: Settlement) -> AsyncItera
     rates = cast("RateSource", settlement.rates)  # where there are wallets, there is one
     treasury = OnchainTreasury(settings, tables, context.clock, switch.reason, rates)
     if not context.lease.is_held:
-        yield replace(settlement, treasury=treasury)
+        yield settlement, treasury
         return
     books = reader_of(settings.data_dir, tables if settings.postgresql_url else None)
     async with audit_loop(settings.onchain, chains, books, switch) as audits:
         settlement.worker.beside(audits.run)
         readings = replace(settlement.readings, last_audit=lambda: audits.last)
-        yield replace(settlement, treasury=treasury, readings=readings)
+        yield replace(settlement, readings=readings), treasury

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientResponse
 
-from rpcsvc.domain.reservations import SOCKET
+from rpcsvc.domain.clients import SOCKET
 from rpcsvc.operations import events as events_module
 from rpcsvc.orders.waits import Waits
 from rpcsvc.store.changes import HistoryEntry

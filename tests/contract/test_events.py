@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import pytest
 
+from rpcsvc.domain.clients import SOCKET
 from rpcsvc.domain.events import Event
-from rpcsvc.domain.reservations import SOCKET
 from rpcsvc.operations.events import TYPE_OF
 from rpcsvc.orders.waits import Waits
 from tests.contract.following import (

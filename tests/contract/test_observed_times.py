@@ -10,6 +10,8 @@ import pytest
 from rpcsvc.clock import day_of
 from rpcsvc.domain.settle_times import BOUNDS, LEAST_SAMPLES, SettleTime, SwapKind
 from rpcsvc.errors import Unavailable
+from rpcsvc.store import settle_times
+from rpcsvc.store.database import Tables
 from rpcsvc.store.settle_times import settle_time_statements
 from tests.contract.bff import until_completed
 from tests.contract.serving import BACK, MONERO, SWAP, Served
@@ -67,14 +69,13 @@ async def test_quote_and_status_say_what_swaps_took(served: Served) -> None:
 async def test_one_query_a_minute_serves_all_reads(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads, store = [], served.up.service.store
-    read = type(store).settle_times
+    reads, read = [], settle_times.settle_times
 
-    async def counted(self: Any, day: int) -> Any:
+    async def counted(database: Tables, day: int) -> Any:
         reads.append(day)
-        return await read(self, day)
+        return await read(database, day)
 
-    monkeypatch.setattr(type(store), "settle_times", counted)
+    monkeypatch.setattr(settle_times, "settle_times", counted)
     for _ in range(5):
         await quote(served)
     assert len(reads) == 1
@@ -89,13 +90,13 @@ async def test_quotes_go_on_without_times_that_can_not_be_read(
     """And do not queue up to try one after the other."""
     reads = []
 
-    async def down(_self: Any, day: int) -> Any:
+    async def down(_database: Tables, day: int) -> Any:
         reads.append(day)
         raise Unavailable("The store is down.")
 
     await quote(served)
     await minute_later(served)
-    monkeypatch.setattr(type(served.up.service.store), "settle_times", down)
+    monkeypatch.setattr(settle_times, "settle_times", down)
     found = await asyncio.gather(*(quote(served) for _ in range(5)))
     assert [each["observedTime"] for each in found] == [None] * 5
     assert len(reads) == 1

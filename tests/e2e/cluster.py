@@ -23,7 +23,7 @@ import asyncpg
 from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
 from rpcsvc.local_secret import local_secret
-from rpcsvc.signing.keys import KEYS_DIR, KeyRing
+from rpcsvc.signing import KEYS_DIR, KeyRing
 from tests.e2e.processes import Server, free_port, until
 from tests.postgres import new_database, own_server, value_of
 

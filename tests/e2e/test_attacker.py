@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from rpcsvc.domain.clients import ADDRESS, Client
 from rpcsvc.domain.money import USDC, format_units
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.pricing import BPS, Direction
-from rpcsvc.domain.reservations import ADDRESS, Client
 from tests.sandbox import EVM, MONERO, Sandbox, give_wallets, sandbox
 
 XMR = 10**12

@@ -10,7 +10,7 @@ from typing import Any
 from rpcsvc import verify
 from rpcsvc.clock import Clock
 from rpcsvc.ids import RandomBytes
-from rpcsvc.signing.keys import KEYS_DIR, RING_NAME, KeyRing
+from rpcsvc.signing import KEYS_DIR, RING_NAME, KeyRing
 
 
 class KeyRings:

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain, ChainRegistry
+from rpcsvc.domain.clients import Client
 from rpcsvc.domain.money import Asset, Money
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction, Price
-from rpcsvc.domain.reservations import Client, uncounted
+from rpcsvc.domain.reservations import uncounted
 from rpcsvc.engine_context import EngineContext
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health

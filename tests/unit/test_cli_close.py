@@ -33,7 +33,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransferKind,
 )
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer
-from rpcsvc.signing.keys import KEYS_DIR, KeyRing
+from rpcsvc.signing import KEYS_DIR, KeyRing
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, snapshot
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks

@@ -21,8 +21,7 @@ from rpcsvc.clock import SystemClock, iso8601_second
 from rpcsvc.ids import system_random
 from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.settings import Settings
-from rpcsvc.signing.keys import KeyRing
-from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.signing import KeyRing, ResponseSigner
 from rpcsvc.verify import OrderTerms, session_sha256
 
 Json = dict[str, Any]

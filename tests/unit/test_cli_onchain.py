@@ -16,7 +16,6 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.ids import system_random
 from rpcsvc.operations.admin import bound
 from rpcsvc.operations.service import Operation
-from rpcsvc.operations.treasury import TREASURY
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.rates.sources import FixedRate, rate_source
 from rpcsvc.settings import load_settings
@@ -30,6 +29,7 @@ from rpcsvc.store.backends.sqlite.database import OwnerLock, SqliteDatabase
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.treasury import wallets
 from rpcsvc.treasury.annotations import Annotations
+from rpcsvc.treasury.operations import TREASURY
 from rpcsvc.treasury.wallets import OnchainTreasury, WalletFindings
 from tests.operator_cli import Cli, listening, served
 from tests.rows import statement

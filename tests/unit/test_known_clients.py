@@ -9,6 +9,7 @@ from rpcsvc.domain.clients import (
     DEFAULT,
     Approval,
     ApprovalState,
+    Client,
     Clients,
     Credential,
     ExceededLimit,
@@ -21,7 +22,6 @@ from rpcsvc.domain.clients import (
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.domain.money import MAX_UNITS
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import DestinationNotAllowed, Forbidden
 
 X2U, U2X = Direction.XMR_TO_USDC, Direction.USDC_TO_XMR

@@ -8,6 +8,7 @@ import hmac
 import pytest
 from msgspec.structs import replace
 
+from rpcsvc.domain.clients import ADDRESS, SOCKET, Client, is_known
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import (
     Deposit,
@@ -20,12 +21,9 @@ from rpcsvc.domain.order import (
 )
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.reservations import (
-    ADDRESS,
     ALL,
     BY_ADDRESS,
-    SOCKET,
     UPSTREAM,
-    Client,
     ExceededBound,
     Excess,
     Reservation,
@@ -37,7 +35,6 @@ from rpcsvc.domain.reservations import (
     excesses,
     funded_reservations_of,
     funded_units,
-    is_known,
     reservations_of,
     room,
     scopes_of,

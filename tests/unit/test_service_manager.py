@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import LogCapture
 
 from rpcsvc.health import Health
-from rpcsvc.service_manager import (
+from rpcsvc.serving import (
     ALIVE,
     PINGS_PER_PERIOD,
     READY,
@@ -30,7 +30,7 @@ from tests.logs import captured
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
     """The log of the module."""
-    return captured(monkeypatch, "rpcsvc.service_manager")
+    return captured(monkeypatch, "rpcsvc.serving")
 
 
 @pytest.fixture

@@ -31,8 +31,7 @@ from rpcsvc import verify
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.operations.service import attested_terms
-from rpcsvc.signing.keys import HANDOVER_SECONDS, KeyRing, SigningKey, SigningKeyError
-from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.signing import HANDOVER_SECONDS, KeyRing, ResponseSigner, SigningKey, SigningKeyError
 from rpcsvc.verify import Exchange, Expected, OrderTerms, verify_attestation, verify_response
 from tests.unit.orders import terms as terms_of_an_order
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.domain.reservations import ADDRESS as ADDRESS_KIND
-from rpcsvc.domain.reservations import Client
+from rpcsvc.domain.clients import ADDRESS as ADDRESS_KIND
+from rpcsvc.domain.clients import Client
 from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.operations.service import TicketBudget
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase

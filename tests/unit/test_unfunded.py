@@ -7,11 +7,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpcsvc.domain.clients import ADDRESS, Client
 from rpcsvc.domain.reservations import (
-    ADDRESS,
     ALL,
     BY_ADDRESS,
-    Client,
     ExceededBound,
     Reservation,
     Reserved,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.upstream.answers import UpstreamQuote
-from rpcsvc.settlement.upstream.inversion import MOST_QUOTES, exact_quote
+from rpcsvc.settlement.upstream.engine import MOST_QUOTES, exact_quote
 
 # A market of 20 to 20,000 USDC for one XMR, with fees of up to 5 %.
 PRICES = st.builds(

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from rpcsvc.domain.reservations import ADDRESS, SOCKET, Client
+from rpcsvc.domain.clients import ADDRESS, SOCKET, Client
 from rpcsvc.errors import RateLimited
 from rpcsvc.orders.waits import MOST_EVENTS, Waits
 from rpcsvc.store.changes import HistoryEntry

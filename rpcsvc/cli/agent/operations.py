@@ -186,8 +186,8 @@ def run_operation(context: Context) -> int:
     service = service_of(context)
     params = read_params(options)
     key = _take_key(options, command, params)
-    memory = _StateOfService(service.data_dir, _name_of(context))
-    state = CliState() if options.stateless else memory.load()
+    name = _name_of(context)
+    state = CliState() if options.stateless else load_state(service.data_dir, name)
     if state.order_id and command.takes("orderId"):
         params.setdefault("orderId", state.order_id)
     try:
@@ -200,7 +200,7 @@ def run_operation(context: Context) -> int:
         print_envelope(envelope, pretty=options.pretty)
     finally:
         if not options.stateless:
-            _remember(memory, state, command, envelope)
+            _remember(service.data_dir, name, state, command, envelope)
     return OK if envelope["ok"] else FAILED
 
 
@@ -329,28 +329,15 @@ def _take_key(options: argparse.Namespace, command: Command, params: Json) -> An
 # --- memory ----------------------------------------------------------------------------------
 
 
-class _StateOfService(NamedTuple):
-    """Reads and writes the state of the service that is called."""
-
-    data_dir: Path
-    service: str
-
-    def load(self) -> CliState:
-        """The state of the service. Raises BrokenState."""
-        return load_state(self.data_dir, self.service)
-
-    def save(self, state: CliState) -> None:
-        """Replace the state of the service. Raises BrokenState and OSError."""
-        save_state(self.data_dir, state, self.service)
-
-
 def _name_of(context: Context) -> str:
     """The name under which the state of the called service is kept. Raises BadUrl."""
     url = context.url()
     return endpoint_of(url).url if url else HERE
 
 
-def _remember(memory: _StateOfService, before: CliState, command: Command, envelope: Json) -> None:
+def _remember(
+    data_dir: Path, name: str, before: CliState, command: Command, envelope: Json
+) -> None:
     """Remember the new order and its session. The answer is out, so a failure only warns."""
     if not command.creates:
         return
@@ -361,11 +348,11 @@ def _remember(memory: _StateOfService, before: CliState, command: Command, envel
             return
     try:
         if after != before:
-            memory.save(after)
+            save_state(data_dir, after, name)
     except (OSError, BrokenState) as error:
-        where = memory.data_dir
         complain(
-            f"rpcsvc: the order was created, but its state could not be saved in {where}: {error}\n"
+            "rpcsvc: the order was created, but its state could not be saved in"
+            f" {data_dir}: {error}\n"
         )
 
 

@@ -13,7 +13,7 @@ from rpcsvc.cli.context import OK, Context, Json, Once, UsageError, add_command,
 from rpcsvc.clock import SystemClock, iso8601_second
 from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
-from rpcsvc.signing.keys import (
+from rpcsvc.signing import (
     KEYS_DIR,
     LEAST_PUBLISHED_MINUTES,
     PUBLISHED_MINUTES,

@@ -33,7 +33,7 @@ from rpcsvc.settings import (
 from rpcsvc.settings_clients import credentials
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
-from rpcsvc.signing.keys import SigningKeyError
+from rpcsvc.signing import SigningKeyError
 from rpcsvc.store.database import DatabaseInUse, DatabaseUnusable
 from rpcsvc.store.leases import LeaseLost
 from rpcsvc.store.schema import UnknownSchema

@@ -32,8 +32,9 @@ from rpcsvc.cli.operator.service import (
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.ids import system_random, withdrawal_id
 from rpcsvc.operations.service import Cli
-from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
+from rpcsvc.operations.withdrawals import WITHDRAWALS
 from rpcsvc.settings import Settings
+from rpcsvc.treasury.operations import TREASURY
 
 _ENDS: Final = ("settled", "failed", "cancelled")
 _LOOK_SECONDS: Final = 1.0

@@ -27,7 +27,6 @@ from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.settlement import Noted
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
@@ -43,13 +42,12 @@ from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.records import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
-from rpcsvc.signing.keys import KEYS_DIR, KeyRing
-from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.signing import KEYS_DIR, KeyRing, ResponseSigner
 from rpcsvc.store.database import Commit, Statement, StoreConflict, Tables
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.withdrawals import WithdrawalStore
-from rpcsvc.treasury.annotations import Annotations
+from rpcsvc.treasury.annotations import Annotations, Noted
 
 _UNPAID: Final = (TransferState.FAILED, TransferState.CANCELLED)
 _ADD: Final = (

@@ -7,9 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from rpcsvc import __version__
 from rpcsvc.domain.chains import MONERO_NETWORK
+from rpcsvc.domain.clients import Client
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
-from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.http.documents import links

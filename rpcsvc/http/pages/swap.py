@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
+from rpcsvc.domain.clients import Client
 from rpcsvc.domain.money import LIMITS, RECEIVE_LIMITS, USDC, format_units
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
-from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,

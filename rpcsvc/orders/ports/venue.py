@@ -17,12 +17,12 @@ from msgspec import Struct
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain, ChainRegistry
-from rpcsvc.domain.clients import Approval, ApprovalUse, KnownClient
+from rpcsvc.domain.clients import SOCKET, Approval, ApprovalUse, Client, KnownClient
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.money import MAX_UNITS, Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, Price, payout_asset
-from rpcsvc.domain.reservations import SOCKET, Admission, Client
+from rpcsvc.domain.reservations import Admission
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import InvalidInput, UnsupportedChain
 from rpcsvc.health import Health

@@ -117,6 +117,12 @@ class SandboxEngine(Wallets, RateSource):
         self._random = random
         self._options = options
         self._fees, self._price = options.fees, options.price
+        self._confirmations = options.confirmations
+        # Blocks of the deposit and of the payout.
+        self._blocks_ms = sum(
+            self._confirmations[asset.symbol] * options.block_ms[asset.symbol]
+            for asset in (XMR, USDC)
+        )
         self.settings: dict[Setting, int] = {}
         # Else a pass that read the settings before a change would undo it after.
         self._changing = asyncio.Lock()
@@ -196,10 +202,7 @@ class SandboxEngine(Wallets, RateSource):
 
     @override
     def estimated_seconds(self, deposit: Money, chain: str) -> int:
-        # Confirmations of the deposit and of the payout.
-        blocks = self._options.confirmations
-        total = sum(blocks[a.symbol] * self._options.block_ms[a.symbol] for a in (XMR, USDC))
-        return -(-(total + 2 * self.poll_ms) // 1000)
+        return -(-(self._blocks_ms + 2 * self.poll_ms) // 1000)
 
     # --- rates ---
 
@@ -288,7 +291,7 @@ class SandboxEngine(Wallets, RateSource):
 
     @override
     def required_confirmations(self, network: str, units: int) -> int:
-        return self._options.confirmations[asset_of(network).symbol]
+        return self._confirmations[asset_of(network).symbol]
 
     @override
     async def is_final(self, key: DepositKey) -> bool:

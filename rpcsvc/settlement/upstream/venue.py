@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from rpcsvc.clock import day_of
 from rpcsvc.domain.chains import MONERO_NETWORK, Chain, network_of
-from rpcsvc.domain.clients import worth
+from rpcsvc.domain.clients import Client, worth
 from rpcsvc.domain.money import MAX_UNITS, XMR, Money, mul_div_ceil, require_storable
 from rpcsvc.domain.order import PERPS, Order
 from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, Price, deposit_asset, implied_rate
-from rpcsvc.domain.reservations import UPSTREAM, Admission, Client, Reservation
+from rpcsvc.domain.reservations import UPSTREAM, Admission, Reservation
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,

@@ -1,4 +1,4 @@
-"""The ring of signing keys: as a value, as JSON, on disk, and rotated.
+"""The ring of signing keys, on disk and rotated; and signatures over responses and orders with it.
 
 ``<data-dir>/keys/`` (mode 0700) holds one file, ``ring.json`` (0600): the current key and the next
 one with their private parts, and the public parts of the retired ones. The file says when the next
@@ -10,6 +10,7 @@ Source: RFC 8037 (Ed25519 in JWK), RFC 7638 (key ids).
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -20,17 +21,29 @@ from typing import Any, Final, Self
 
 import structlog
 from msgspec import Struct
-from nacl.bindings import crypto_sign_seed_keypair
+from nacl.bindings import crypto_sign, crypto_sign_seed_keypair
 
 from rpcsvc.clock import Clock, iso8601_second
 from rpcsvc.domain.webhooks import public_key
 from rpcsvc.durable_files import sync_directory, write_new
 from rpcsvc.redacted import Redacted
-from rpcsvc.verify import b64url, parse_time, thumbprint, unb64url
+from rpcsvc.verify import (
+    ALGORITHM,
+    UNREAD,
+    VERSION,
+    attestation_input,
+    b64url,
+    parse_time,
+    signature_headers,
+    signed_head,
+    signed_rest,
+    thumbprint,
+    unb64url,
+)
 
 SEED_BYTES: Final = 32
+# How long a replaced key's signatures count: servers notice later, and clocks differ.
 HANDOVER_SECONDS: Final = 10
-"""How long a replaced key's signatures count: servers notice later, and clocks differ."""
 _FORMAT: Final = 1
 Json = dict[str, Any]
 
@@ -38,6 +51,7 @@ KEYS_DIR: Final = "keys"
 RING_NAME: Final = "ring.json"
 FRESH_NAME: Final = "ring.json.new"
 _LARGEST_RING: Final = 1024 * 1024
+# How long a key is published before it signs. Verifiers keep a key set for up to ten minutes.
 PUBLISHED_MINUTES: Final = 15
 LEAST_PUBLISHED_MINUTES: Final = 10
 
@@ -318,8 +332,6 @@ def _overwrite(fd: int) -> None:
         log.warning("signing_key_overwrite_failed", reason=str(error))
 
 
-"""How long a key is published before it signs. Verifiers keep a key set for up to ten minutes."""
-
 RandomBytes = Callable[[int], bytes]
 
 
@@ -462,3 +474,105 @@ class KeyRing:
 
     def _new_key(self) -> SigningKey:
         return signing_key(self._random(SEED_BYTES), iso8601_second(self._second()))
+
+
+# --- signing --------------------------------------------------------------------------------------
+
+
+_SIGNATURE_BYTES: Final = 64
+_WORD: Final = b"rpcsvc operator's word\n"
+
+
+class ResponseSigner:
+    """Signs what goes out. One for a server; not for several threads at once.
+
+    ``problem`` says why the keys on disk could not be read again, and is None when all is well;
+    until then signing goes on with the keys that were read last.
+    """
+
+    def __init__(self, ring: KeyRing, clock: Clock, *, slug: str = "service") -> None:
+        self.problem: str | None = None
+        self._ring = ring
+        self._clock = clock
+        self._names = signature_headers(slug)
+        self._second = -1
+        self._kid = ""
+        self._secret = b""
+        self._head = b""
+        self._fixed: dict[str, str] = {}
+        self._keep_time()
+
+    def headers(
+        self, method: str, target: str, status: int, request_body: bytes | None, body: bytes
+    ) -> dict[str, str]:
+        """The six headers of a response (design part 3 "Signing").
+
+        ``target`` is path and query as they came, bytes that are not UTF-8 as surrogates (PEP 383);
+        ``body`` the exact bytes that are sent: none for HEAD and 304. ``request_body`` is None
+        where the request's body was not read. Never raises for what a client sent.
+        """
+        self._keep_time()
+        content = hashlib.sha256(body).hexdigest()
+        request = UNREAD if request_body is None else hashlib.sha256(request_body).hexdigest()
+        text = self._head + signed_rest(method, target, status, request, content)
+        signature = b64url(crypto_sign(text, self._secret)[:_SIGNATURE_BYTES])
+        return {**self._fixed, self._names[3]: content, self._names[5]: signature}
+
+    def attest(self, terms: bytes) -> str:
+        """An order's terms, as OrderTerms.canonical() writes them, as a compact JWS."""
+        self._keep_time()
+        text = attestation_input(self._kid, terms)
+        return f"{text.decode()}.{b64url(crypto_sign(text, self._secret)[:_SIGNATURE_BYTES])}"
+
+    def vouch(self, word: bytes) -> str:
+        """A signature over the operator's word, base64url; what else is signed begins otherwise."""
+        self._keep_time()
+        return b64url(crypto_sign(_WORD + word, self._secret)[:_SIGNATURE_BYTES])
+
+    def sign_message(self, content: bytes) -> bytes:
+        """An Ed25519 signature over a webhook's message, which begins with its id, ``msg_``."""
+        self._keep_time()
+        return bytes(crypto_sign(content, self._secret)[:_SIGNATURE_BYTES])
+
+    @property
+    def webhook_key(self) -> str:
+        """The public key that webhooks are signed with now, ``whpk_``."""
+        self._keep_time()
+        return str(jwk(self._ring.current)["whpk"])
+
+    @property
+    def kid(self) -> str:
+        """Id of the key that signs now."""
+        return self._kid
+
+    def jwks(self) -> dict[str, Any]:
+        """The public keys, the one that signs this very response included."""
+        self._keep_time()
+        return self._ring.jwks()
+
+    def _keep_time(self) -> None:
+        second = self._clock.now_ms() // 1000
+        if second != self._second:
+            self._begin(second)
+
+    def _begin(self, second: int) -> None:
+        """Prepare the parts that all responses of a second share; reread keys that changed."""
+        self._refresh()
+        key, signed_at = self._ring.current, iso8601_second(second)
+        self._kid, self._secret = key.kid, key.secret
+        self._head = signed_head(key.kid, signed_at)
+        version, alg, kid, _, at, _ = self._names
+        self._fixed = {version: VERSION, alg: ALGORITHM, kid: key.kid, at: signed_at}
+        self._second = second
+
+    def _refresh(self) -> None:
+        try:
+            if self._ring.refresh():
+                upcoming = self._ring.next
+                next_kid = None if upcoming is None else upcoming.key.kid
+                log.info("signing_keys_changed", kid=self._ring.current.kid, next_kid=next_kid)
+            self.problem = None
+        except SigningKeyError as error:
+            if self.problem != str(error):
+                log.warning("signing_keys_unreadable", reason=str(error))
+            self.problem = str(error)

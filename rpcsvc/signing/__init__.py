@@ -1,1 +1,0 @@
-"""The service's signing keys; signatures over responses and over the terms of orders."""
