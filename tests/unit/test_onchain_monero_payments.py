@@ -608,8 +608,34 @@ async def test_relay_is_on_record_before_the_wallet_relays(rig: Rig) -> None:
     await rig.payments.publish(made)
     assert rig.wallet.states == [MoneroPaymentState.RELAYING]
     assert (await rig.known()).relayed_at == rig.clock.now
-    assert rig.wallet.calls == ["refresh", "relay", "store"]
+    assert rig.wallet.calls == ["relay", "store"]
     assert rig.node.submitted == []
+
+
+async def test_wallet_at_another_height_is_refreshed_to_relay(rig: Rig) -> None:
+    made = await rig.prepared(transfer())
+    rig.wallet.behind = 5  # killed, and started from its file
+    rig.wallet.calls.clear()
+    await rig.payments.publish(made)
+    assert rig.wallet.calls == ["refresh", "relay", "store"]
+
+
+async def test_payment_that_nobody_was_given_is_not_looked_up(rig: Rig) -> None:
+    made = await rig.prepared(transfer())
+    assert (await rig.payments.look_up(made)).outcome is Outcome.ABSENT
+    assert rig.node.looked_for == []
+    assert (await rig.payments.publish(made)).outcome is Outcome.PENDING
+    assert (rig.node.looked_for, rig.wallet.relayed) == ([made.txid], [made.txid])
+    await rig.payments.look_up(made)
+    assert rig.node.looked_for == [made.txid] * 2
+
+
+async def test_payment_of_an_earlier_run_is_looked_up_first(rig: Rig) -> None:
+    made = await rig.prepared(transfer())
+    rig.node.known[made.txid or ""] = None
+    later = MoneroPayments(rig.connection, rig.ledger, rig.clock, OPTIONS, rig.clock.now_ms)
+    assert (await later.publish(made)).outcome is Outcome.PENDING
+    assert rig.wallet.relayed == []
 
 
 async def test_wallet_relays_once_and_the_node_ever_after(rig: Rig) -> None:
