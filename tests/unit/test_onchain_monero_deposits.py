@@ -293,9 +293,9 @@ async def test_wallet_rests_until_block_or_pool_change(
     now = Clock().now_ms()
     monkeypatch.setattr(Clock, "now_ms", lambda _: now)
 
-    async def rests(pool_size: int = 0) -> bool:
+    async def rests(pool_size: int = 0, *, is_paying: bool = False) -> bool:
         info = replace(await rig.node.info(), pool_size=pool_size)
-        return rig.scanner.may_rest(info)
+        return rig.scanner.may_rest(info, is_paying=is_paying)
 
     rig.restart()
     assert not await rests(), "nothing was looked at yet"
@@ -306,6 +306,10 @@ async def test_wallet_rests_until_block_or_pool_change(
     assert await rests()
     now += 1
     assert not await rests(), "one may have taken the place of another in the pool"
+    assert await rests(is_paying=True), "a refresh would have the payment wait"
+    assert not await rests(pool_size=1, is_paying=True)
+    now += 2_000
+    assert not await rests(is_paying=True)
     rig.chain.mine(paid("a", XMR))
     assert not await rests()
     await rig.poll()

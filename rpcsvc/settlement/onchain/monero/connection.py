@@ -42,6 +42,7 @@ class MoneroConnection:
 
     ``lag``: the wallet's distance from its node when that last mattered; None: in step.
     ``primary_address`` is the wallet's own, where change goes; empty before the first check.
+    ``top_hash``: of the node's newest block when it was last asked; empty before.
     ``addresses``: the wallet's deposit addresses. ``wallet_checked``: False until the wallet was
     found to be the right one, and again after each failure.
     """
@@ -62,6 +63,7 @@ class MoneroConnection:
         self._connecting = asyncio.Lock()
         self.addresses = AddressPool(wallet, ledger, options)
         self.primary_address = ""
+        self.top_hash = ""
         self.lag: str | None = None
         self.problem: str | None = "not started"
         # The node's state when the wallet was in step with it, and when that was (steady ms).
@@ -107,6 +109,7 @@ class MoneroConnection:
                 f"the node is out of sync: at {info.height} of {info.target_height}"
             )
         self._stall_detector.saw(info.height)
+        self.top_hash = info.top_hash
         return info
 
     async def find_transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:

@@ -57,6 +57,8 @@ _RISING_BLOCKS: Final = 10
 # How long a scan that showed nothing serves while the node has the same top block and as many
 # transactions in its pool: one may have taken the place of another, or a time lock may have ended.
 _SERVES_MS: Final = 2_000
+# The same while a payment is signed and handed over: a refresh would have it wait in the middle.
+_SERVES_BESIDE_MS: Final = 4_000
 
 
 class Proof(Enum):
@@ -291,10 +293,14 @@ class DepositScanner:
         self.complete_until: int | None = None
         self.scanned_height: int | None = None
 
-    def may_rest(self, info: NodeInfo) -> bool:
-        """Whether a scan would most likely show nothing that the last one did not."""
+    def may_rest(self, info: NodeInfo, *, is_paying: bool = False) -> bool:
+        """Whether a scan would most likely show nothing that the last one did not.
+
+        ``is_paying``: the wallet is at work on a payment.
+        """
         since = self._clock.now_ms() - (self.complete_until or 0)
-        return self._nothing_at == (info.top_hash, info.pool_size) and 0 <= since < _SERVES_MS
+        serves = _SERVES_BESIDE_MS if is_paying else _SERVES_MS
+        return self._nothing_at == (info.top_hash, info.pool_size) and 0 <= since < serves
 
     async def observe(self, before: NodeInfo) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last; ``before``: the node's state.

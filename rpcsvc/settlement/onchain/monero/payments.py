@@ -150,9 +150,9 @@ class _Looked(NamedTuple):
     at: int
     verdict: Verdict
 
-    def is_of(self, payment: MoneroPayment, info: NodeInfo, now: int) -> bool:
+    def is_of(self, payment: MoneroPayment, top_hash: str, now: int) -> bool:
         """Return whether it is as good as a new one."""
-        same = (self.payment_id, self.top_hash) == (payment.payment_id, info.top_hash)
+        same = (self.payment_id, self.top_hash) == (payment.payment_id, top_hash)
         return same and now - self.at < _LOOKED_MS
 
 
@@ -290,10 +290,10 @@ class MoneroPayments(Payments):
         """Sign ``order``, or ``otherwise`` if the wallet can't make it."""
         await self._require_published()
         await self._connection.require_wallet()
-        info, waiting = await asyncio.gather(
+        found, waiting = await asyncio.gather(
             self._connection.in_step(info), self._connection.node.pool_weight()
         )
-        priority = await self._priority(is_full=waiting > info.block_weight_limit // 2)
+        priority = await self._priority(is_full=waiting > found.block_weight_limit // 2)
         try:
             signed = await self._unspent(order, priority)
         except (Unavailable, TransferRejected) as reason:
@@ -469,12 +469,18 @@ class MoneroPayments(Payments):
         return await self._presence.verdict(payment)
 
     async def _verdict_of_batch(self, payment: MoneroPayment) -> Verdict:
-        """Return the verdict of a batch, once for all its transfers: they ask one after another."""
-        looked, info = self._looked, await self._connection.check_node()
-        if looked is not None and looked.is_of(payment, info, self._steady()):
+        """Return the verdict of a batch, once for all its transfers: they ask one after another.
+
+        Until a new block is seen one that waits still waits; what else it was, the node's block of
+        the moment has to bear out.
+        """
+        looked, top_hash = self._looked, self._connection.top_hash
+        if looked is None or looked.verdict.outcome is not Outcome.PENDING:
+            top_hash = (await self._connection.check_node()).top_hash
+        if looked is not None and looked.is_of(payment, top_hash, self._steady()):
             return looked.verdict
         verdict = await self._presence.verdict(payment)
-        self._looked = _Looked(payment.payment_id, info.top_hash, self._steady(), verdict)
+        self._looked = _Looked(payment.payment_id, top_hash, self._steady(), verdict)
         return verdict
 
     async def _known(self, transfer: Transfer) -> MoneroPayment:
@@ -543,6 +549,11 @@ class MoneroPayments(Payments):
         """The id and state of each unsettled payment: a change may change the spendable outputs."""
         live = await self._ledger.payments_in(*_UNPUBLISHED, MoneroPaymentState.PUBLISHED)
         return frozenset((item.payment_id, item.state) for item in live)
+
+    @property
+    def is_paying(self) -> bool:
+        """Whether a payment is being signed or published, or was signed and goes out next."""
+        return self._writer.locked() or bool(self._unseen)
 
     async def is_busy(self) -> bool:
         """Whether a payment is signed and not known to be on the network."""
