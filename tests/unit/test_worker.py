@@ -162,7 +162,7 @@ async def test_a_beat_that_hangs_is_in_health_until_it_ends(
 
 
 async def test_passes_begin_at_even_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a late scan has found is in the next pass: that must not wait for another interval."""
+    """A late scan is shown by the next pass, which must not wait for another interval."""
     now, took, pauses = [7_000], [0, 120, 190, 900], list[int]()
     monkeypatch.setattr(worker_module, "steady_ms", lambda: now[0])
     parts = Parts()
