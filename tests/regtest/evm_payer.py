@@ -251,7 +251,7 @@ async def evm_payer(
     signer = KEYS.signer(HOT_WALLET_INDEX)
     unrecorded, switch = UnrecordedLedger(database), PauseSwitch(data_dir)
     nonces = EvmNonces(connection, signer.address, ledger, unrecorded, switch)
-    payments = EvmPayments(connection, signer, ledger, hands, _is_first, nonces)
+    payments = EvmPayments(connection, signer, ledger, hands, _is_first, nonces, hands.now_ms)
     upkeep = EvmUpkeep(connection, payments, ledger, hands)
     sweeps = EvmSweeps(connection, payments, ledger, KEYS, hands)
     made = EvmPayer(

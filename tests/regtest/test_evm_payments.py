@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.evm.node_types import (
     Tag,
 )
 from tests.bench.node_calls import SUBMIT, Exchanges
-from tests.recording import Recorder
+from tests.recording import Recorder, record_calls
 from tests.regtest.daemons import mined
 from tests.regtest.evm_payer import (
     ETHER,
@@ -167,6 +167,14 @@ async def test_nothing_is_signed_while_the_token_is_paused(payer: EvmPayer) -> N
     await payer.sign(payer.transfer(USER))
 
 
+async def test_payout_just_signed_is_handed_over_at_once(payer: EvmPayer) -> None:
+    transfer = await payer.prepared(payer.transfer(USER))
+    calls = list[str]()
+    record_calls(payer.client.rpc, calls)
+    assert (await payer.pay(transfer)).outcome is Outcome.PENDING
+    assert calls[0] == SUBMIT
+
+
 async def test_payout_waits_while_the_token_is_frozen_for_the_wallet(
     payer: EvmPayer,
 ) -> None:
@@ -181,6 +189,7 @@ async def test_payout_frozen_after_signing_is_published_when_unfrozen(
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await payer.token.pause()
+    payer.clock.now += 1_000  # the check before the signature no longer serves
     verdict = await payer.pay(transfer)
     assert (verdict.outcome, "paused" in verdict.reason) == (Outcome.UNKNOWN, True)
     assert await payer.token.client.nonce(HOT) == 0

@@ -359,7 +359,7 @@ async def test_a_rival_that_is_reorganised_away_again_proves_nothing(
 ) -> None:
     transfer, _ = await outrun(own, payee, node)
     await miner.mine(2)
-    assert (await own.adapter.payments.look_up(transfer)).outcome is Outcome.UNKNOWN
+    assert (await pay(own, transfer)).outcome is Outcome.UNKNOWN
     await pop_blocks(node, 2)
     await node.flush_pool()
     await miner.mine(OPTIONS.failed_after)

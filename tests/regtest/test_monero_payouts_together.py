@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -29,9 +30,10 @@ from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.store.changes import StatusView
 from rpcsvc.store.leases import SETTLER, Lease
 from rpcsvc.store.orders import OrderStore
+from tests.regtest.daemons import Miner
 from tests.regtest.due_payouts import SettledEngine
 from tests.regtest.payees import Payee
-from tests.regtest.treasury import Treasury
+from tests.regtest.treasury import XMR, Treasury
 from tests.unit.orders import NOW, terms
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -39,6 +41,7 @@ pytestmark = pytest.mark.slow  # the quick tests must stay quick
 ACCOUNTS = 1
 # Of as many as fit into one transaction.
 BATCH: Final = 15
+MANY: Final = 100
 _CAP: Final = 10**15
 _STATES: Final = "SELECT state, count(*) AS n FROM transfers GROUP BY state"
 
@@ -142,5 +145,27 @@ async def test_batch_of_payouts_is_asked_about_once(
             f" {BATCH} that wait for unlocked money: {counts[3]} calls, before {counts[2]}"
         )
     assert await waiting.states() == {"published": 2 * BATCH, "planned": BATCH}
-    assert counts[1] < counts[0] - 2 * BATCH
+    assert counts[1] < counts[0] - BATCH
     assert counts[3] < counts[2] // 2
+
+
+async def test_hundred_due_payouts_are_soon_in_the_pool(
+    own: Treasury, payee: Payee, miner: Miner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = await own.wallet.primary_address()
+    await miner.fund(address, *[XMR] * 8)
+    await own.adapter.maintain()
+    payees = [
+        item.address for _ in range(2) for item in await payee.wallet.create_addresses(MANY // 2)
+    ]
+    due = DuePayouts(own, 0)
+    await due.due(*payees)
+    calls, began = own.count_calls(), time.perf_counter()
+    await due.carry_on("published", MANY)
+    took, paid = time.perf_counter() - began, await own.live_payments()
+    with capsys.disabled():
+        print(
+            f"\n{MANY} payouts in {len(paid)} transactions: {took:.1f} s,"
+            f" {len(calls)} calls: {dict(Counter(calls))}"
+        )
+    assert sum(len(item.payees) for item in paid) == MANY

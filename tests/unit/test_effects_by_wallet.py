@@ -178,6 +178,24 @@ async def test_payouts_alternate_with_any_number_of_waiting_refunds() -> None:
     ]  # fmt: skip
 
 
+async def test_five_hundred_due_wait_for_no_others_trouble() -> None:
+    """A wallet hangs, orders can't be read, nothing can be signed: all others have their turns."""
+    driver = RunnerDriver()
+    for number in range(100):
+        driver.due(f"hangs_{number}", XMR)
+        driver.due(f"broken_{number}", USDC)
+        driver.fake.broken.add(f"broken_{number}")
+        driver.due(f"refund_{number}", XMR, too_much=1)  # of USDC
+        driver.due(f"payout_{number}", USDC)
+        driver.due(f"later_{number}", USDC)
+    started = [await driver.beat() for _ in range(100)]
+    assert sum(started) == 500
+    assert started[:4] == [MAX_AT_ONCE, MAX_AT_ONCE, MAX_AT_ONCE, 500 - 3 * MAX_AT_ONCE]
+    others = [f"{kind}_{n}" for n in range(100) for kind in ("refund", "payout", "later")]
+    assert sorted(driver.fake.asked) == sorted(["hangs_0", *others])
+    await driver.effects.stop()
+
+
 async def test_stop_starts_nothing_and_waits_for_no_hanging_wallet() -> None:
     driver = RunnerDriver()
     for number in range(3):

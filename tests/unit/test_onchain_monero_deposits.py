@@ -293,9 +293,9 @@ async def test_wallet_rests_until_block_or_pool_change(
     now = Clock().now_ms()
     monkeypatch.setattr(Clock, "now_ms", lambda _: now)
 
-    async def rests(pool_size: int = 0) -> bool:
+    async def rests(pool_size: int = 0, *, is_paying: bool = False) -> bool:
         info = replace(await rig.node.info(), pool_size=pool_size)
-        return rig.scanner.may_rest(info)
+        return rig.scanner.may_rest(info, is_paying=is_paying)
 
     rig.restart()
     assert not await rests(), "nothing was looked at yet"
@@ -306,6 +306,10 @@ async def test_wallet_rests_until_block_or_pool_change(
     assert await rests()
     now += 1
     assert not await rests(), "one may have taken the place of another in the pool"
+    assert await rests(is_paying=True), "a refresh would have the payment wait"
+    assert not await rests(pool_size=1, is_paying=True)
+    now += 2_000
+    assert not await rests(is_paying=True)
     rig.chain.mine(paid("a", XMR))
     assert not await rests()
     await rig.poll()
@@ -340,8 +344,27 @@ async def test_a_deposit_is_confirmed_at_the_cost_of_one_question(rig: Rig) -> N
     for _ in range(20):
         rig.chain.mine()
         await rig.poll()
-    assert rig.wallet.asked == {"transfer": 1, "outputs": 1}
+    assert rig.wallet.asked == {"outputs": 1}
     assert rig.logged == []
+
+
+async def test_deposits_of_a_block_are_confirmed_by_one_listing(rig: Rig) -> None:
+    many = [paid(f"t{n}", XMR, minor=1 + n % 2) for n in range(30)]
+    rig.chain.mine(*many)
+    for _ in range(2):
+        assert set((await rig.poll()).values()) == {SEEN}
+        rig.chain.mine()
+    assert set((await rig.poll()).values()) == {CONFIRMED}
+    assert rig.wallet.asked == {"outputs": 1}
+
+
+async def test_listing_for_one_deposit_judges_no_other_again(rig: Rig) -> None:
+    rig.chain.mine(paid("a", XMR), paid("b", 60 * XMR, minor=2), empty=2)
+    assert await rig.poll() == {"a": CONFIRMED, "b": SEEN}
+    rig.wallet.most = 0  # no output can be listed any more
+    for _ in range(4):
+        rig.chain.mine()
+        assert await rig.poll() == {"a": CONFIRMED, "b": SEEN}
 
 
 async def test_deposits_found_by_a_start_cost_one_question_together(rig: Rig) -> None:

@@ -76,7 +76,7 @@ class Node:
 
     ``misses``: how often it looks into the chain before, and into the pool after a block that takes
     what it is asked for. ``replaced``: blocks that come after it was asked for key images.
-    ``waiting``: bytes in its pool.
+    ``waiting``: bytes in its pool. ``asked``: how often for its state.
     """
 
     rpc: ClassVar[Any] = SimpleNamespace(endpoint=SimpleNamespace(name="node"))
@@ -89,8 +89,10 @@ class Node:
     replaced: int = 0
     waiting: int = 0
     looked_for: list[str] = field(default_factory=list)
+    asked: int = 0
 
     async def info(self) -> NodeInfo:
+        self.asked += 1
         await asyncio.sleep(0)  # other tasks may run meanwhile, as with every network call
         height = self.top + 1
         return NodeInfo(
@@ -332,6 +334,7 @@ async def test_batch_shares_a_look_up_until_the_next_block(rig: Rig) -> None:
     ):  # fmt: skip
         rig.node.known[due[0].txid or ""] = height
         rig.node.looked_for.clear()
+        await rig.connection.check_node()  # as each scan does
         for item in due:
             assert (await rig.payments.look_up(item)).outcome is outcome
         assert rig.node.looked_for == [due[0].txid]
@@ -343,6 +346,9 @@ async def test_batch_that_left_the_pool_is_missed_without_a_block(rig: Rig) -> N
     await rig.payments.publish(due[0])
     assert (await rig.payments.look_up(due[1])).outcome is Outcome.PENDING
     rig.node.known.clear()
+    rig.node.asked = 0
+    assert (await rig.payments.look_up(due[2])).outcome is Outcome.PENDING
+    assert rig.node.asked == 0
     rig.clock.now += 5_000
     assert (await rig.payments.look_up(due[1])).outcome is Outcome.ABSENT
     assert (await rig.payments.publish(due[2])).outcome is Outcome.PENDING
@@ -608,8 +614,42 @@ async def test_relay_is_on_record_before_the_wallet_relays(rig: Rig) -> None:
     await rig.payments.publish(made)
     assert rig.wallet.states == [MoneroPaymentState.RELAYING]
     assert (await rig.known()).relayed_at == rig.clock.now
-    assert rig.wallet.calls == ["refresh", "relay", "store"]
+    assert rig.wallet.calls == ["relay", "store"]
     assert rig.node.submitted == []
+
+
+async def test_wallet_at_another_height_is_refreshed_to_relay(rig: Rig) -> None:
+    made = await rig.prepared(transfer())
+    rig.wallet.behind = 5  # killed, and started from its file
+    rig.wallet.calls.clear()
+    await rig.payments.publish(made)
+    assert rig.wallet.calls == ["refresh", "relay", "store"]
+
+
+async def test_payment_that_nobody_was_given_is_not_looked_up(rig: Rig) -> None:
+    made = await rig.prepared(transfer())
+    assert (await rig.payments.look_up(made)).outcome is Outcome.ABSENT
+    assert rig.node.looked_for == []
+    assert (await rig.payments.publish(made)).outcome is Outcome.PENDING
+    assert (rig.node.looked_for, rig.wallet.relayed) == ([made.txid], [made.txid])
+    await rig.payments.look_up(made)
+    assert rig.node.looked_for == [made.txid] * 2
+
+
+async def test_wallet_is_paying_from_signature_to_relay(rig: Rig) -> None:
+    assert not rig.payments.is_paying
+    made = await rig.prepared(transfer())
+    assert rig.payments.is_paying
+    await rig.payments.publish(made)
+    assert not rig.payments.is_paying
+
+
+async def test_payment_of_an_earlier_run_is_looked_up_first(rig: Rig) -> None:
+    made = await rig.prepared(transfer())
+    rig.node.known[made.txid or ""] = None
+    later = MoneroPayments(rig.connection, rig.ledger, rig.clock, OPTIONS, rig.clock.now_ms)
+    assert (await later.publish(made)).outcome is Outcome.PENDING
+    assert rig.wallet.relayed == []
 
 
 async def test_wallet_relays_once_and_the_node_ever_after(rig: Rig) -> None:

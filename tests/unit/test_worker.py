@@ -161,6 +161,28 @@ async def test_a_beat_that_hangs_is_in_health_until_it_ends(
     assert worker.health().ok
 
 
+async def test_passes_begin_at_even_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late scan is shown by the next pass, which must not wait for another interval."""
+    now, took, pauses = [7_000], [0, 120, 190, 900], list[int]()
+    monkeypatch.setattr(worker_module, "steady_ms", lambda: now[0])
+    parts = Parts()
+    worker = worker_of(parts)
+
+    async def takes_a_while() -> int:
+        now[0] += took[len(pauses)]
+        return 0
+
+    async def pause(milliseconds: int) -> None:
+        pauses.append(milliseconds)
+        if len(pauses) == len(took):
+            await worker.stop()
+
+    parts.reconcile = takes_a_while  # type: ignore[method-assign]
+    monkeypatch.setattr(worker, "_pause", pause)
+    await worker.run()
+    assert pauses == [200, 80, 50, 50]
+
+
 async def test_what_stops_all_parts_is_logged_once(reported: LogCapture) -> None:
     down = Unavailable("the database is down")
     worker = worker_of(Parts(**dict.fromkeys(ALL, cast("Exception", down))))

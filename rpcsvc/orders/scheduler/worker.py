@@ -28,7 +28,9 @@ from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 
+# From the beginning of a pass to that of the next one; and the least between two, for others.
 TICK_MS = 200
+LEAST_PAUSE_MS = 50
 RESTART_SECONDS = 1
 # A pass takes milliseconds, or seconds where there is much to catch up on.
 LONG_PASS_MS = 60_000
@@ -115,8 +117,9 @@ class Worker:
         loops = [asyncio.create_task(_kept_up(run)) for run in self._loops]
         try:
             while not self._stopping:
+                next_at = steady_ms() + TICK_MS
                 await self._pass_once()
-                await self._pause()
+                await self._pause(max(next_at - steady_ms(), LEAST_PAUSE_MS))
         finally:
             for task in loops:
                 task.cancel()
@@ -163,9 +166,9 @@ class Worker:
         finally:
             self._pass_began = None
 
-    async def _pause(self) -> None:
+    async def _pause(self, milliseconds: int) -> None:
         try:
-            async with asyncio.timeout(TICK_MS / 1000):
+            async with asyncio.timeout(milliseconds / 1000):
                 await self._wake.wait()
         except TimeoutError:
             return

@@ -68,6 +68,8 @@ log = structlog.get_logger(__name__)
 _NONCE: Final = "nonce"
 _MEASURED_MS: Final = 60_000
 _LONG_MS: Final = 10 * 60 * 1000
+# How long the check before a signature serves for handing it over.
+_JUST_ASKED_MS: Final = 1_000
 _LIVE: Final = (EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED)
 _TAKEN: Final = (EvmSubmission.ACCEPTED, EvmSubmission.KNOWN)
 # Answers that a higher fee may change. KNOWN: the node has it, and yet nobody mines it. REFUSED
@@ -288,6 +290,7 @@ class EvmPayments(Payments):
         clock: Clock,
         is_ours: Callable[[str], Awaitable[bool]],
         nonces: EvmNonces,
+        steady: Callable[[], int] = steady_ms,
     ) -> None:
         self._connection = connection
         self._network = connection.network
@@ -303,7 +306,9 @@ class EvmPayments(Payments):
         self._presence = EvmPresence(connection, self.board)
         self._payouts_waiting = 0
         # Payments that this process has signed, and that no node was given: none can have them.
-        self._unseen: set[str] = set()
+        # With each, when the node was asked about it (steady ms).
+        self._unseen: dict[str, int] = {}
+        self._steady = steady
         # How many companions the node may be asked about: fewer once that were too many calls.
         self._room = MOST_CALLS
         # Held from reading a payment to recording how far it is: look-ups run beside the writer.
@@ -332,6 +337,7 @@ class EvmPayments(Payments):
         with self._connection.watched():
             async with self._payout_slot():
                 await self._require_earlier_out()
+                asked_at = self._steady()
                 tried = companions[: self._room]
                 payments = await self._sign_together(transfer, tried, leaves)
 
@@ -340,7 +346,7 @@ class EvmPayments(Payments):
 
                 await record([payment.prepared for payment in payments], commit)
         signed = {payment.payment_id for payment in payments}
-        self._unseen |= signed
+        self._unseen |= dict.fromkeys(signed, asked_at)
         return [each for each in tried if each.transfer_id not in signed]
 
     async def _sign_together(
@@ -628,7 +634,8 @@ class EvmPayments(Payments):
         payment = await self.payment(payment_id)
         if payment.state is EvmPaymentState.PREPARED:
             # It may have waited for long, and fails if it is mined while the token is paused.
-            await self._connection.check()
+            if not self._was_just_asked_about(payment_id):
+                await self._connection.check()
             if self._connection.paused:
                 why = "the token is paused: published when it moves again"
                 return Verdict(Outcome.UNKNOWN, why)
@@ -646,6 +653,10 @@ class EvmPayments(Payments):
             said = replies[payment].text
             return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said}")
         return verdict
+
+    def _was_just_asked_about(self, payment_id: str) -> bool:
+        asked_at = self._unseen.get(payment_id)
+        return asked_at is not None and self._steady() - asked_at < _JUST_ASKED_MS
 
     async def _along(self, payment: EvmPayment) -> list[EvmPayment]:
         """Return the payments that are handed over together with one, lowest nonce first.
@@ -672,7 +683,8 @@ class EvmPayments(Payments):
         """
         if unknown := [each for each in payments if each.state is EvmPaymentState.PREPARED]:
             await self._mark_published(unknown)
-        self._unseen -= {each.payment_id for each in payments}
+        for each in payments:
+            self._unseen.pop(each.payment_id, None)
         attempts = [await self.paid_out_attempt(each) or each.latest for each in payments]
         answers = await self._connection.client.submit_each(
             [bytes.fromhex(attempt.raw) for attempt in attempts]

@@ -146,7 +146,7 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
         try:
             with self._connection.watched():
                 info = await self._connection.check_node()
-                if self._deposits.may_rest(info):
+                if self._deposits.may_rest(info, is_paying=self.payments.is_paying):
                     return Observation()
                 found = await self._deposits.observe(await self._connection.ready(info))
         except Unavailable:

@@ -42,6 +42,7 @@ class MoneroConnection:
 
     ``lag``: the wallet's distance from its node when that last mattered; None: in step.
     ``primary_address`` is the wallet's own, where change goes; empty before the first check.
+    ``top_hash``: of the node's newest block when it was last asked; empty before.
     ``addresses``: the wallet's deposit addresses. ``wallet_checked``: False until the wallet was
     found to be the right one, and again after each failure.
     """
@@ -62,10 +63,11 @@ class MoneroConnection:
         self._connecting = asyncio.Lock()
         self.addresses = AddressPool(wallet, ledger, options)
         self.primary_address = ""
+        self.top_hash = ""
         self.lag: str | None = None
         self.problem: str | None = "not started"
-        # The top block at which wallet and node were in step, and when (steady ms).
-        self._in_step: tuple[str, int] | None = None
+        # The node's state when the wallet was in step with it, and when that was (steady ms).
+        self._in_step: tuple[NodeInfo, int] | None = None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -107,6 +109,7 @@ class MoneroConnection:
                 f"the node is out of sync: at {info.height} of {info.target_height}"
             )
         self._stall_detector.saw(info.height)
+        self.top_hash = info.top_hash
         return info
 
     async def find_transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
@@ -153,8 +156,7 @@ class MoneroConnection:
 
     async def check_wallet(self) -> None:
         """Raise ChainUnusable unless this is the wallet of the first start. Raises RpcFailure."""
-        await self._open()
-        address = await self.wallet.primary_address()
+        address = await self._open()
         check = await self.wallet.validate(address)
         if check.nettype != self._options.address_nettype:
             raise ChainUnusable(
@@ -184,29 +186,38 @@ class MoneroConnection:
             log.info("monero_connected")
         self.problem = None
 
-    async def in_step(self) -> NodeInfo:
+    async def in_step(self, info: NodeInfo | None = None) -> NodeInfo:
         """Return the node's state once the wallet has scanned exactly its chain; refresh the wallet
-        unless it had a moment ago.
+        unless it had a moment ago. ``info``: the node's state, if it was just asked for.
 
         After blocks were taken off the chain a wallet keeps the transfers in them until the first
         block of the new branch: then it is ahead of its node. Raises errors.Unavailable.
         """
         for _ in range(_TRIES):
-            before = await self.check_node()
+            before, info = info or await self.check_node(), None
             if self._was_in_step(before) and await self.wallet.height() == before.height:
                 return before
             await self.wallet.refresh()
-            scanned, info = await self.wallet.height(), await self.check_node()
-            if scanned == info.height and before.top_hash == info.top_hash:
-                self.note_in_step(info)
-                return info
-        self.lag = f"the wallet is at height {scanned}, the node at {info.height}"
+            scanned, after = await self.wallet.height(), await self.check_node()
+            if scanned == after.height and before.top_hash == after.top_hash:
+                self.note_in_step(after)
+                return after
+        self.lag = f"the wallet is at height {scanned}, the node at {after.height}"
         raise Unavailable("The XMR wallet and its node are not at the same block. Try again later.")
 
     def note_in_step(self, info: NodeInfo) -> None:
         """Note that the wallet was refreshed, and has scanned the node's chain up to this top."""
         self.lag = None
-        self._in_step = (info.top_hash, steady_ms())
+        self._in_step = (info, steady_ms())
+
+    async def is_where_it_was(self) -> bool:
+        """Return whether the wallet was in step a moment ago and is at the same height: it was not
+        started again from an older file.
+        """
+        if self._in_step is None:
+            return False
+        known, at = self._in_step
+        return steady_ms() - at < _IN_STEP_MS and await self.wallet.height() == known.height
 
     def _was_in_step(self, info: NodeInfo) -> bool:
         """Whether the wallet was in step at this very top block, a moment ago.
@@ -216,16 +227,18 @@ class MoneroConnection:
         """
         if self._in_step is None:
             return False
-        top_hash, at = self._in_step
-        return top_hash == info.top_hash and steady_ms() - at < _IN_STEP_MS
+        known, at = self._in_step
+        return known.top_hash == info.top_hash and steady_ms() - at < _IN_STEP_MS
 
-    async def _open(self) -> None:
+    async def _open(self) -> str:
+        """Open the wallet unless it is open; return its own address."""
         try:
-            await self.wallet.primary_address()
+            return await self.wallet.primary_address()
         except NodeError as error:
             if error.code != WalletCode.NOT_OPEN or self._options.wallet_file is None:
                 raise
             await self.wallet.open(self._options.wallet_file, self._options.wallet_password)
+            return await self.wallet.primary_address()
 
     async def _recognise(self, address: str) -> None:
         known = await self._ledger.wallet()

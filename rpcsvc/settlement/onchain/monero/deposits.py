@@ -52,9 +52,13 @@ _POOL_KEEPS_MS: Final = 8 * 24 * 3600 * 1000
 # Anyone can send thousands of those, so each is checked about once an hour.
 _DAY_BLOCKS: Final = 720
 _RESTING_BLOCKS: Final = 30
+# Blocks past the last threshold up to which transfers are listed again to confirm a deposit.
+_RISING_BLOCKS: Final = 10
 # How long a scan that showed nothing serves while the node has the same top block and as many
 # transactions in its pool: one may have taken the place of another, or a time lock may have ended.
 _SERVES_MS: Final = 2_000
+# The same while a payment is signed and handed over: a refresh would have it wait in the middle.
+_SERVES_BESIDE_MS: Final = 4_000
 
 
 class Proof(Enum):
@@ -289,10 +293,14 @@ class DepositScanner:
         self.complete_until: int | None = None
         self.scanned_height: int | None = None
 
-    def may_rest(self, info: NodeInfo) -> bool:
-        """Whether a scan would most likely show nothing that the last one did not."""
+    def may_rest(self, info: NodeInfo, *, is_paying: bool = False) -> bool:
+        """Whether a scan would most likely show nothing that the last one did not.
+
+        ``is_paying``: the wallet is at work on a payment.
+        """
         since = self._clock.now_ms() - (self.complete_until or 0)
-        return self._nothing_at == (info.top_hash, info.pool_size) and 0 <= since < _SERVES_MS
+        serves = _SERVES_BESIDE_MS if is_paying else _SERVES_MS
+        return self._nothing_at == (info.top_hash, info.pool_size) and 0 <= since < serves
 
     async def observe(self, before: NodeInfo) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last; ``before``: the node's state.
@@ -312,8 +320,8 @@ class DepositScanner:
         if isinstance(refreshed, BaseException):
             raise refreshed
         self.scanned_height = None if self._fork < 0 else self._fork
-        listed = await self._connection.wallet.transfers(self._fork + 1)
         watched = await self._ledger.deposits_to_watch(self._fork)
+        listed, again = await self._listed(self._rising(watched, before.height))
         resting = {key_of(item) for item in watched if self._rests(item, before.height)}
         records = await self._records(
             [item for item in watched if key_of(item) not in resting], listed
@@ -324,7 +332,7 @@ class DepositScanner:
         records = [
             item for item in records if item.txid in view.chain or await self._is_on_record(item)
         ]
-        states = await self._judge(records, listed, view, resting)
+        states = await self._judge(records, [*listed, *again], view, resting)
         kept = {key_of(item) for item in records if await self._may_be_confirmed(item, view)}
         await self._remember(records, view, states)
         self._height = view.info.height
@@ -387,6 +395,35 @@ class DepositScanner:
                 return cursor.height
             log.warning("monero_block_replaced", height=cursor.height, hash=cursor.hash)
         return -1
+
+    def _rising(self, watched: Sequence[DepositRecord], height: int) -> dict[Key, int]:
+        """The heights of unconfirmed deposits in scanned blocks that are about deep enough."""
+        return {
+            key_of(item): item.height
+            for item in watched
+            if item.height is not None
+            and item.acknowledged in (None, DepositState.SEEN)
+            and self._options.required_confirmations(item.units)
+            <= height - item.height
+            <= self._options.final_confirmations + _RISING_BLOCKS
+        }
+
+    async def _listed(
+        self, rising: Mapping[Key, int]
+    ) -> tuple[list[WalletTransfer], list[WalletTransfer]]:
+        """List transfers above the fork, and those of ``rising`` deposits below it: one question
+        for all of these.
+        """
+        found = await self._connection.wallet.transfers(min([self._fork + 1, *rising.values()]))
+        new = [item for item in found if item.height is None or item.height > self._fork]
+        again = [
+            item
+            for item in found
+            if item.height is not None
+            and item.height <= self._fork
+            and rising.get((item.txid, item.index.minor)) == item.height
+        ]
+        return new, again
 
     def _rests(self, item: DepositRecord, height: int) -> bool:
         """Whether a deposit is left out of this scan: unconfirmed for long, and still in its block.

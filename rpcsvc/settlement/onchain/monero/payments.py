@@ -150,9 +150,9 @@ class _Looked(NamedTuple):
     at: int
     verdict: Verdict
 
-    def is_of(self, payment: MoneroPayment, info: NodeInfo, now: int) -> bool:
+    def is_of(self, payment: MoneroPayment, top_hash: str, now: int) -> bool:
         """Return whether it is as good as a new one."""
-        same = (self.payment_id, self.top_hash) == (payment.payment_id, info.top_hash)
+        same = (self.payment_id, self.top_hash) == (payment.payment_id, top_hash)
         return same and now - self.at < _LOOKED_MS
 
 
@@ -176,6 +176,8 @@ class MoneroPayments(Payments):
         self._steady = steady
         self._looked: _Looked | None = None
         self._checked: dict[str, AddressCheck] = {}
+        # Payments that this process has signed, and gave to nobody: no node can have them.
+        self._unseen: set[str] = set()
         self.fees = MoneroFees(connection, options)
         self._clock = clock
         self._options = options
@@ -204,22 +206,22 @@ class MoneroPayments(Payments):
         leaves: Mapping[str, int],
     ) -> Sequence[Transfer]:
         with self._connection.watched():
-            await self._connection.ready()
             self.fees.require_affordable(1 + len(companions))
             async with self._writer:
                 # Another wallet would compare the destination with its own addresses.
-                await self._connection.check_wallet()
+                info = await self._connection.ready()
                 check = await self._check_destination(transfer.address)
                 # A transaction with a payment id has one recipient.
                 fit = [] if check.integrated else await self._fit(companions)
                 affordable = await self._affordable([transfer, *fit], leaves)
-                payment = await self._sign_together(affordable)
+                payment = await self._sign_together(affordable, info)
 
                 async def commit(rows: Rows) -> None:
                     await self._ledger.add_payment(payment, rows)
 
                 paid = tuple(item.transfer_id for item in payment.payees)
                 await record([PreparedTransfer(payment.txid, payment.raw, paid)], commit)
+                self._unseen.add(payment.payment_id)
         # The next transaction may pay all others: each locks an output, so there is to be one.
         return [item for item in fit if item not in affordable]
 
@@ -228,6 +230,7 @@ class MoneroPayments(Payments):
         async with self._writer:
             payment = await self._sign(order)
             await self._ledger.add_payment(payment)
+            self._unseen.add(payment.payment_id)
             return payment
 
     async def _fit(self, companions: Sequence[Transfer]) -> list[Transfer]:
@@ -266,7 +269,7 @@ class MoneroPayments(Payments):
                 raise LacksFunds(item, missing)
         return affordable
 
-    async def _sign_together(self, transfers: Sequence[Transfer]) -> MoneroPayment:
+    async def _sign_together(self, transfers: Sequence[Transfer], info: NodeInfo) -> MoneroPayment:
         """Sign one payment for all that fit; for the first alone if that can't be made."""
         first = transfers[0]
         alone = MoneroPaymentOrder(
@@ -274,17 +277,23 @@ class MoneroPayments(Payments):
         )
         payees = _payees(transfers)
         if len(payees) == 1:
-            return await self._sign(alone)
+            return await self._sign(alone, info=info)
         together = replace(alone, units=sum(item.units for item in payees), batch=payees)
-        return await self._sign(together, alone)
+        return await self._sign(together, alone, info)
 
     async def _sign(
-        self, order: MoneroPaymentOrder, otherwise: MoneroPaymentOrder | None = None
+        self,
+        order: MoneroPaymentOrder,
+        otherwise: MoneroPaymentOrder | None = None,
+        info: NodeInfo | None = None,
     ) -> MoneroPayment:
         """Sign ``order``, or ``otherwise`` if the wallet can't make it."""
         await self._require_published()
-        await self._connection.check_wallet()
-        priority = await self._priority(await self._connection.in_step())
+        await self._connection.require_wallet()
+        found, waiting = await asyncio.gather(
+            self._connection.in_step(info), self._connection.node.pool_weight()
+        )
+        priority = await self._priority(is_full=waiting > found.block_weight_limit // 2)
         try:
             signed = await self._unspent(order, priority)
         except (Unavailable, TransferRejected) as reason:
@@ -294,16 +303,13 @@ class MoneroPayments(Payments):
             order, signed = otherwise, await self._unspent(otherwise, priority)
         return _payment(order, signed, self._clock.now_ms())
 
-    async def _priority(self, info: NodeInfo) -> int:
+    async def _priority(self, *, is_full: bool) -> int:
         """Return the wallet's own priority, unless a payment or the pool waits for blocks.
 
         A payment can't be replaced by a dearer one: it waits until its own bytes are mined.
         """
-        if await self._unmined(_WAITED_MS):
-            return RAISED_PRIORITY
-        room = info.block_weight_limit // 2
-        is_full = await self._connection.node.pool_weight() > room
-        return RAISED_PRIORITY if is_full else OWN_PRIORITY
+        is_late = is_full or bool(await self._unmined(_WAITED_MS))
+        return RAISED_PRIORITY if is_late else OWN_PRIORITY
 
     async def _unspent(self, order: MoneroPaymentOrder, priority: int) -> PreparedPayment:
         """Have it signed with money that no other payment may spend."""
@@ -319,7 +325,7 @@ class MoneroPayments(Payments):
     async def _require_published(self) -> None:
         """Raise Unavailable while a payment is signed and not on the network."""
         for earlier in await self._ledger.payments_in(*_UNPUBLISHED):
-            verdict = await self._presence.verdict(earlier)
+            verdict = await self._verdict(earlier)
             if verdict.outcome not in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
                 raise Unavailable(
                     "An earlier XMR payment is signed and not on the network yet. Nothing new is"
@@ -405,7 +411,7 @@ class MoneroPayments(Payments):
         payment = await self._ledger.payment(payment_id)
         if payment is None:
             raise LookupError(f"no payment is recorded for {payment_id}")
-        verdict = await self._presence.verdict(payment)
+        verdict = await self._verdict(payment)
         if verdict.outcome is not Outcome.ABSENT:
             return verdict
         if payment.state.is_over:
@@ -419,7 +425,8 @@ class MoneroPayments(Payments):
     async def _hand_over(self, payment: MoneroPayment) -> str:
         """Submit by the wallet the first time, by the node ever after; return the answer."""
         if payment.state is MoneroPaymentState.PREPARED:
-            await self._connection.check_wallet()
+            await self._connection.require_wallet()
+            self._unseen.discard(payment.payment_id)
             marked = replace(
                 payment, state=MoneroPaymentState.RELAYING, relayed_at=self._clock.now_ms()
             )
@@ -435,7 +442,8 @@ class MoneroPayments(Payments):
         """Have the wallet relay and note the payment; return a failure. Neither proves anything."""
         try:
             # A wallet that was killed notes a payment only after it has seen its outputs again.
-            await self._connection.wallet.refresh()
+            if not await self._connection.is_where_it_was():
+                await self._connection.wallet.refresh()
             await self._connection.wallet.relay(payment.metadata)
             await self._connection.wallet.store()
         except RpcFailure as failure:
@@ -449,17 +457,30 @@ class MoneroPayments(Payments):
     async def look_up(self, transfer: Transfer) -> Verdict:
         with self._connection.watched():
             payment = await self._known(transfer)
-            if payment.batch:
+            if payment.batch and payment.state is not MoneroPaymentState.PREPARED:
                 return await self._verdict_of_batch(payment)
-            return await self._presence.verdict(payment)
+            return await self._verdict(payment)
+
+    async def _verdict(self, payment: MoneroPayment) -> Verdict:
+        """Look the payment up, unless nobody was given it yet."""
+        is_unseen = payment.payment_id in self._unseen
+        if is_unseen and payment.state is MoneroPaymentState.PREPARED:
+            return Verdict(Outcome.ABSENT)
+        return await self._presence.verdict(payment)
 
     async def _verdict_of_batch(self, payment: MoneroPayment) -> Verdict:
-        """Return the verdict of a batch, once for all its transfers: they ask one after another."""
-        looked, info = self._looked, await self._connection.check_node()
-        if looked is not None and looked.is_of(payment, info, self._steady()):
+        """Return the verdict of a batch, once for all its transfers: they ask one after another.
+
+        Until a new block is seen one that waits still waits; what else it was, the node's block of
+        the moment has to bear out.
+        """
+        looked, top_hash = self._looked, self._connection.top_hash
+        if looked is None or looked.verdict.outcome is not Outcome.PENDING:
+            top_hash = (await self._connection.check_node()).top_hash
+        if looked is not None and looked.is_of(payment, top_hash, self._steady()):
             return looked.verdict
         verdict = await self._presence.verdict(payment)
-        self._looked = _Looked(payment.payment_id, info.top_hash, self._steady(), verdict)
+        self._looked = _Looked(payment.payment_id, top_hash, self._steady(), verdict)
         return verdict
 
     async def _known(self, transfer: Transfer) -> MoneroPayment:
@@ -528,6 +549,11 @@ class MoneroPayments(Payments):
         """The id and state of each unsettled payment: a change may change the spendable outputs."""
         live = await self._ledger.payments_in(*_UNPUBLISHED, MoneroPaymentState.PUBLISHED)
         return frozenset((item.payment_id, item.state) for item in live)
+
+    @property
+    def is_paying(self) -> bool:
+        """Whether a payment is being signed or published, or was signed and goes out next."""
+        return self._writer.locked() or bool(self._unseen)
 
     async def is_busy(self) -> bool:
         """Whether a payment is signed and not known to be on the network."""

@@ -136,9 +136,11 @@ class MoneroPresence:
 
     async def verdict(self, payment: MoneroPayment) -> Verdict:
         """Ask the node, record how far the payment is, and say it."""
-        before = await self._connection.check_node()
-        spent = await self._connection.node.key_images(payment.key_images)
-        found = (await self._connection.find_transactions([payment.txid])).get(payment.txid)
+        node, txid = self._connection.node, payment.txid
+        if (found := (await node.transactions([txid])).get(txid)) is None:
+            before = await self._connection.check_node()
+            spent = await node.key_images(payment.key_images)
+            found = (await self._connection.find_transactions([txid])).get(txid)
         after = await self._connection.check_node()
         if found is not None:
             self._spent.forget(payment.payment_id)
