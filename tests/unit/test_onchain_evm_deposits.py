@@ -275,7 +275,28 @@ async def test_blocks_that_no_node_lists_give_no_depth(reader: Reader) -> None:
     assert await reader.scanner.confirmations(key("a")) == 9
 
 
-async def test_node_at_another_block_of_the_cursors_number_is_not_relied_on(
+async def test_node_without_the_newest_block_gives_no_depth(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node may have kept the branch that was read last, and the others not."""
+    reader.chain.mine(("a", pays(5)))
+    newest = reader.chain.mine(count=3)
+    await reader.poll()
+    reader.chain.mine(count=5)
+    reader.restart()
+
+    async def of_late(_: LogFilter, first: int, last: int, *_after: Any) -> LogRange:
+        return LogRange(first, last, (), BlockPoint(newest, reader.chain.hash_of(newest)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.chain, "logs", of_late)
+        await reader.poll()
+        assert await reader.scanner.confirmations(key("a")) == 0
+    await reader.poll()
+    assert await reader.scanner.confirmations(key("a")) == 9
+
+
+async def test_node_with_another_block_than_the_cursor_has_no_say(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))

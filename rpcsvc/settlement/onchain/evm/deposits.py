@@ -129,6 +129,10 @@ class ScanPass(Struct):
             self.settled = False
         return block is not None and block.hash == item.block_hash
 
+    def is_joined(self, head: Block) -> bool:
+        """Whether the blocks that were read are shown to be on the chain of ``head``."""
+        return head.hash in (self.fork.hash, self.reached.hash) or head.parent == self.fork.hash
+
     def has_read(self, number: int) -> bool:
         """Whether this pass has all events of a block, of a chain that has the fork."""
         return self.fork.number < number <= self.reached.number
@@ -253,15 +257,18 @@ class EvmDepositScanner:
         scanned = await self._scanned(head)
         if scanned is None:
             return []
-        await self._rise(scanned)
+        await self._rise(scanned, head)
         await self._look_up_lost(scanned)
         states = {key: await self._state(item, scanned) for key, item in scanned.deposits.items()}
         await self._remember(scanned, states)
         self._missing, self._recorded_height = scanned.missing, self._height
         self._recorded_tagged = self._tagged
-        compared = scanned.reached if scanned.settled else scanned.fork
-        self._compared_height = -1 if scanned.follows is False else compared.number
-        self._has_compared_all |= scanned.settled
+        if scanned.follows is False:
+            self._compared_height = -1
+        elif scanned.is_joined(head):
+            compared = scanned.reached if scanned.settled else scanned.fork
+            self._compared_height = compared.number
+            self._has_compared_all |= scanned.settled
         await self._plan_move(scanned)
         has_all = scanned.reached.number >= head.number
         if scanned.settled and has_all and self._connection.stall() is None:
@@ -453,12 +460,14 @@ class EvmDepositScanner:
 
     # --- states --------------------------------------------------------------------------------
 
-    async def _rise(self, scanned: ScanPass) -> None:
+    async def _rise(self, scanned: ScanPass, head: Block) -> None:
         """Note the height of the chain, and of its tagged parts where they decide.
 
-        Blocks that were not read are none above a deposit: they may be of another branch.
+        Blocks count above a deposit once they were read, and are shown to be on the chain of the
+        newest one: the node that listed them may have kept a branch that the others replaced.
         """
-        self._height = scanned.reached.number
+        reached = scanned.reached.number
+        self._height = reached if scanned.is_joined(head) else min(self._height, reached)
         if scanned.deposits:
             asked = tags(self._network.thresholds)
             self._tagged = {tag: await self._connection.tagged(tag) for tag in asked}
