@@ -342,7 +342,7 @@ class EvmReader:
             "toBlock": hex(last),
         }
         try:
-            block, items = await self._client.with_block(last, (_GET_LOGS, [params]))
+            (block,), items = await self._client.with_blocks([last], (_GET_LOGS, [params]))
         except BatchRefused:
             items = await self._client.rpc.read(_GET_LOGS, [params])
         else:

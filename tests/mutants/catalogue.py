@@ -319,9 +319,31 @@ MUTANTS: Final = (
     Mutant(
         "usdc-block-is-not-compared",
         "a deposit in a replaced block is confirmed",
-        "        return block is not None and block.hash == item.block_hash\n\n\nclass EvmDepositScanner",
-        "        return block is not None\n\n\nclass EvmDepositScanner",
+        "        return block is not None and block.hash == item.block_hash\n\n    def is_joined",
+        "        return block is not None\n\n    def is_joined",
         cut="robbed-payout",
+    ),
+    Mutant(
+        "usdc-branch-is-not-compared",
+        "the cursor goes on from a block that was replaced, and a deposit below is never compared",
+        "        return self if follows else replace(self, proven=None, follows=follows)",
+        "        return self",
+        cut="kept-branch",
+    ),
+    Mutant(
+        "usdc-kept-branch-has-depth",
+        "a deposit in a replaced block counts while one of several nodes keeps that block",
+        "        return head.hash in (self.fork.hash, self.reached.hash)"
+        " or head.parent == self.fork.hash",
+        "        return True",
+        cut="kept-branch",
+    ),
+    Mutant(
+        "usdc-above-a-fork-counts",
+        "a deposit above a fork counts before a scan has shown its block",
+        "        return 0 if number is None or number > compared else max(0, height - number + 1)",
+        "        return 0 if number is None else max(0, height - number + 1)",
+        cut="kept-branch",
     ),
     Mutant(
         "cursor-moves-on",

@@ -59,6 +59,8 @@ _LATE: Final = (
 _SHORT: Final = "is short of ether for gas"
 # So long (s) the daemons are gone, or a replica is paused.
 _GONE: Final = 40
+# So long (s) a node keeps a replaced branch: while replicas start, and some scans.
+_KEPT: Final = 120
 # Blocks that a node lags by, and that are replaced without touching anything final.
 _LAG, _SHALLOW = 60, 2
 
@@ -81,6 +83,7 @@ class Scenario(NamedTuple):
         "contest",
         "copy",
         "rob",
+        "keep",
         "leave",
         "ban",
         "raise",
@@ -119,6 +122,7 @@ SCENARIOS: Final = {
         withdrawn={"arbitrum": 70 * USDC, "monero": 3 * XMR}, strike="copy"
     ),
     "robbed-payout": Scenario([_USDC_IN, _XMR_IN], strike="rob"),
+    "kept-branch": Scenario([_USDC_IN, _XMR_IN], nodes=2, strike="keep"),
     "robbed-refund": Scenario([("u2x", 60_000 * USDC), ("x2u", 400 * XMR)], strike="rob"),
     "unanswered": Scenario([_USDC_IN, _XMR_IN], strike="leave"),
     "restored-batch": Scenario([_XMR_IN] * 3, strike="copy"),
@@ -213,7 +217,8 @@ class CutUniverse(OnchainUniverse):
     def _effect(self) -> None:
         if self.server.effect is nothing:
             return
-        if self._scenario.strike == "rob" and not self.planned_deposits(also_seen=True):
+        robs = self._scenario.strike in ("rob", "keep")
+        if robs and not self.planned_deposits(also_seen=True):
             return  # there is nothing to take back
         self.counts["effects"] += 1
         if self.counts["effects"] not in self._cuts:
@@ -250,6 +255,13 @@ class CutUniverse(OnchainUniverse):
         self.network.away += _HOSTS[deposits[0]["network"]]
         self.later(_GONE, self.network.away.clear)
         for deposit in deposits:
+            self.rob(deposit)
+
+    def strike_keep(self) -> None:
+        """Take deposits back; one of two EVM nodes keeps the branch that has them."""
+        self.nodes[-1].keep(share=1.0)
+        self.later(_KEPT, self.nodes[-1].follow)
+        for deposit in self.planned_deposits(also_seen=True):
             self.rob(deposit)
 
     def strike_leave(self) -> None:

@@ -51,8 +51,8 @@ class DaemonModel(Protocol):
 class SharedName(Protocol):
     """Several daemons behind one address."""
 
-    def one(self) -> DaemonModel:
-        """Return the daemon that answers the next exchange."""
+    def one(self, asked: Any) -> DaemonModel:
+        """Return the daemon that answers the next exchange; ``asked``: its JSON."""
         ...
 
 
@@ -173,7 +173,7 @@ def _each(body: Any) -> list[dict[str, Any]]:
 
 def _answered(daemon: DaemonModel, path: str, body: Any) -> bytes:
     """Return the answer to a request. One daemon answers all calls of a batch."""
-    one = daemon.one() if isinstance(daemon, SharedName) else daemon
+    one = daemon.one(body) if isinstance(daemon, SharedName) else daemon
     if isinstance(body, list):
         return orjson.dumps([_result(one, each) for each in body])
     if "jsonrpc" not in body:

@@ -1,6 +1,7 @@
 """A model of an EVM chain with USDC: blocks, the network's pool, the token, and who holds what.
 
-The chain is one; each node has a pool of its own, and may lag. What people send needs no signature
+The chain is one; each node has a pool of its own, may lag, and may keep a branch that was replaced.
+What people send needs no signature
 (``EvmChain.send``). The state of each past block can be asked for. Sources: EIP-1559, EIP-3009;
 FiatToken 2.
 """
@@ -11,6 +12,7 @@ import hashlib
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -127,6 +129,12 @@ class State:
             known.append((block.number, value))
             block.changed.append(key)
 
+    def copy(self) -> State:
+        """The numbers as they are now."""
+        made = State()
+        made._values = {key: known.copy() for key, known in self._values.items()}
+        return made
+
     def undo(self, block: Block) -> None:
         """Take back what the newest block changed."""
         for key in block.changed:
@@ -172,6 +180,8 @@ class EvmChain:
         self.submitted: dict[tuple[str, int], dict[bytes, None]] = {}
         # Called with the id of each transaction that is submitted to a node.
         self.submitting: Callable[[str], None] = lambda _txid: None
+        # Called before blocks are replaced.
+        self.replacing: Callable[[], None] = lambda: None
         # Unix seconds of the last reorganisation.
         self.replaced_at = 0
         self._now = now
@@ -193,6 +203,12 @@ class EvmChain:
     def top(self) -> Block:
         """The newest block."""
         return self.blocks[-1]
+
+    def branch(self) -> EvmChain:
+        """A copy of the blocks as they are now, to which nothing is added."""
+        made = copy(self)
+        made.blocks, made.state, made._places = [*self.blocks], self.state.copy(), {**self._places}
+        return made
 
     def find(self, txid: str) -> Transaction | None:
         """A transaction in a block, or waiting."""
@@ -262,6 +278,7 @@ class EvmChain:
         Doomed payments do not come back; the others wait again, in the network and at each node.
         """
         removed = []
+        self.replacing()
         self.replaced_at = self._now()
         for _ in range(min(depth, len(self.blocks) - 1)):
             block = self.blocks.pop()

@@ -33,11 +33,13 @@ _FIELDS: Final = 12
 class EvmNode:
     """A node: answers for the chain as far as it has it. ``lag``: newest blocks that it lacks.
 
+    ``view``: the chain, or a branch that was replaced. ``share``: how often it answers, of several.
     ``relays``: whether the network hears of what it takes, after ``relay_seconds`` at most.
     """
 
     def __init__(self, chain: EvmChain, chance: random.Random) -> None:
-        self.chain = chain
+        self.chain = self.view = chain
+        self.share = 1.0
         self.pool: dict[str, Transaction] = {}
         self.lag = 0
         self.relays = True
@@ -48,7 +50,7 @@ class EvmNode:
     @property
     def head(self) -> Block:
         """Its newest block."""
-        return self.chain.blocks[max(0, self.chain.top.number - self.lag)]
+        return self.view.blocks[max(0, self.view.top.number - self.lag)]
 
     def announce(self) -> None:
         """Relay from now on, and all that the pool holds, as to peers that a node meets again."""
@@ -56,13 +58,21 @@ class EvmNode:
         for made in sorted(self.pool.values(), key=lambda made: made.nonce):
             self.chain.receive(made)
 
+    def keep(self, share: float) -> None:
+        """Keep the blocks as they are now, whatever replaces them."""
+        self.view, self.share = self.chain.branch(), share
+
+    def follow(self) -> None:
+        """Have the chain again."""
+        self.view, self.share = self.chain, 1.0
+
     def restart(self) -> None:
         """Lose the pool."""
         self.pool.clear()
 
     def number_of(self, kind: str, account: str) -> int:
         """A number of its newest state."""
-        return self.chain.state.get((kind, account), self.head.number)
+        return self.view.state.get((kind, account), self.head.number)
 
     # --- answers -------------------------------------------------------------------------------
 
@@ -92,7 +102,7 @@ class EvmNode:
             number = self.head.number if which == "latest" else int(which, 16)
         if number > self.head.number:
             return None
-        block = self.chain.blocks[number]
+        block = self.view.blocks[number]
         listed: list[Any] = [each.made.txid for each in block.mined]
         if whole:
             listed = [_transaction(each.made, block) for each in block.mined]
@@ -117,7 +127,7 @@ class EvmNode:
         first, last = int(wanted["fromBlock"], 16), int(wanted["toBlock"], 16)
         return [
             listed
-            for block in self.chain.blocks[first : min(last, self.head.number) + 1]
+            for block in self.view.blocks[first : min(last, self.head.number) + 1]
             for each in block.mined
             for event, listed in zip(each.events, _listed(each, block, self.chain), strict=True)
             if _fits(event, topics)
@@ -132,7 +142,7 @@ class EvmNode:
 
     def _nonce(self, account: str, which: str) -> str:
         account = account.lower()
-        nonce = self.chain.state.get(("nonce", account), self._at(which))
+        nonce = self.view.state.get(("nonce", account), self._at(which))
         if which == "pending":
             held = {each.nonce for each in self.pool.values() if each.sender == account}
             while nonce in held:
@@ -140,7 +150,7 @@ class EvmNode:
         return hex(nonce)
 
     def _ether(self, account: str, which: str) -> str:
-        return hex(self.chain.state.get(("ether", account.lower()), self._at(which)))
+        return hex(self.view.state.get(("ether", account.lower()), self._at(which)))
 
     def _code(self, account: str, _which: str) -> str:
         return "0x6001" if account.lower() == self.chain.token else "0x"
@@ -150,20 +160,20 @@ class EvmNode:
             return "0x"
         data, sender = bytes.fromhex(call["data"][2:]), call.get("from", "").lower()
         try:
-            return "0x" + self.chain.ask(sender, data, self._at(which)).hex()
+            return "0x" + self.view.ask(sender, data, self._at(which)).hex()
         except Reverted as reverted:
             raise CallRefused(3, f"execution reverted: {reverted}", "0x") from reverted
 
     def _estimate(self, call: Mapping[str, str]) -> str:
         data, sender = bytes.fromhex(call["data"][2:]), call["from"].lower()
         try:
-            return hex(self.chain.estimate(sender, data, self.head.number))
+            return hex(self.view.estimate(sender, data, self.head.number))
         except Reverted as reverted:
             raise CallRefused(3, f"execution reverted: {reverted}", "0x") from reverted
 
     def _known(self, txid: str) -> tuple[Block, Mined] | None:
         """A transaction that is mined in a block that it has."""
-        place = self.chain.place_of(txid)
+        place = self.view.place_of(txid)
         if place is None or place[0].number > self.head.number:
             return None
         return place[0], place[0].mined[place[1]]
@@ -224,19 +234,25 @@ _ANSWERS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 class EvmName:
-    """Several nodes behind one address: each call or batch is answered by one of them."""
+    """Several nodes behind one address: each call or batch is answered by one of them.
+
+    None that keeps a branch says by itself which block is the newest: a balancer names the highest.
+    """
 
     def __init__(self, nodes: Sequence[EvmNode], chance: random.Random) -> None:
         self._nodes = nodes
         self._chance = chance
 
-    def one(self) -> EvmNode:
+    def one(self, asked: Any) -> EvmNode:
         """Return the node that answers the next exchange."""
-        return self._chance.choice(self._nodes)
+        nodes = self._nodes
+        if isinstance(asked, dict) and "latest" in asked.get("params", ()):
+            nodes = [each for each in nodes if each.view is each.chain]
+        return self._chance.choices(nodes, [each.share for each in nodes])[0]
 
     def call(self, method: str, params: Any) -> Any:
         """The answer of one of them. Raises CallRefused."""
-        return self.one().call(method, params)
+        return self.one({"method": method, "params": params}).call(method, params)
 
     def call_path(self, path: str, body: dict[str, Any]) -> Any:
         """None such."""

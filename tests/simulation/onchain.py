@@ -67,6 +67,10 @@ _OPENING_OUTPUTS: Final = 60
 # More than the service looks back at its first start.
 _OPENING_BLOCKS: Final = 2_100
 _MOST_WAITS: Final = 30
+# How long (s) a node keeps a replaced branch, and how often it answers, for each time that another
+# one does.
+_KEPT_SECONDS: Final = (30, 90, 300)
+_KEPT_SHARES: Final = (0.2, 1.0, 4.0)
 # Of people in universes with faults, those who pay USDC by signing; and of these, those who send
 # nothing in addition.
 _SIGN: Final = 0.3
@@ -171,7 +175,8 @@ class ChainFaults(NamedTuple):
     ``aimed``: the share of requests that sign or publish at which a replica is killed; fewer of all
     requests pause their sender, or cut it off from the database. ``torn``: the share of journal
     lines that are written in part, because the disk is full or the process is killed. ``banned``:
-    how often, per block, the token's issuer bans somebody who is to be paid.
+    how often, per block, the token's issuer bans somebody who is to be paid. ``kept``: the share of
+    reorganisations in which one of several EVM nodes keeps what is replaced.
     """
 
     network: NetworkFaults = NO_FAULTS
@@ -184,6 +189,7 @@ class ChainFaults(NamedTuple):
     aimed: float = 0.0
     torn: float = 0.0
     banned: float = 0.0
+    kept: float = 0.0
 
     @classmethod
     def drawn(cls, chance: random.Random) -> ChainFaults:
@@ -199,7 +205,7 @@ class ChainFaults(NamedTuple):
         return cls(
             network, reorg=rate(0.1), gas=rate(0.05), daemon=rate(0.1), left_out=rate(0.7),
             forgotten=rate(0.5), cheat=rate(0.2), aimed=rate(0.1), torn=rate(0.1),
-            banned=rate(0.1),
+            banned=rate(0.1), kept=rate(1.0),
         )  # fmt: skip
 
 
@@ -226,6 +232,7 @@ class OnchainUniverse(Universe):
         self.monero = MoneroChain(self._now, self._fork())
         self.monerod = MonerodModel(self.monero, "stagenet", self._fork())
         self.wallet = WalletModel(self.monerod, self._fork())
+        self.evm.replacing = self._keep_branch
         self.server.ended = self._ended_payment
         self.evm.submitting = partial(self._submitted, _USDC_ON_RECORD)
         self.monero.submitting = partial(self._submitted, _XMR_ON_RECORD)
@@ -234,7 +241,7 @@ class OnchainUniverse(Universe):
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
         self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0, "bans": 0}
-        self.counts |= {"losses": 0, "verified": 0, "rotations": 0, "restores": 0}
+        self.counts |= {"losses": 0, "verified": 0, "rotations": 0, "restores": 0, "kept": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         self.operator_addresses = {
             "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
@@ -268,7 +275,7 @@ class OnchainUniverse(Universe):
         return POOR if is_poor else RICH
 
     def _node_count(self, chance: random.Random) -> int:
-        return chance.choice([1, 1, 2])
+        return chance.choice([1, 2])
 
     def _tiers(self, chance: random.Random, *, is_early: bool) -> Tiers:
         return Tiers.drawn(chance) if is_early else Tiers()
@@ -386,6 +393,7 @@ class OnchainUniverse(Universe):
         self.evm.base_fee = GWEI
         for node in self.nodes:
             node.lag = 0
+            node.follow()
             node.announce()
 
     def _strikes(self, rate: float) -> bool:
@@ -508,6 +516,16 @@ class OnchainUniverse(Universe):
             self.evm.mine()
             if self._strikes(self.chain_faults.banned):
                 self._ban()
+
+    def _keep_branch(self) -> None:
+        """Perhaps have one of several nodes behind one name keep blocks that are replaced now."""
+        if len(self.nodes) == 1 or any(each.view is not self.evm for each in self.nodes):
+            return
+        if self._strikes(self.chain_faults.kept):
+            self.counts["kept"] += 1
+            node = self._outside.choice(self.nodes)
+            node.keep(self._outside.choice(_KEPT_SHARES))
+            self.later(self._outside.choice(_KEPT_SECONDS), node.follow)
 
     def _ban(self) -> None:
         """Have the token's issuer refuse payments to somebody, from this block on.

@@ -164,6 +164,26 @@ def test_lagging_node_has_neither_block_nor_receipt() -> None:
     on_chain(story)
 
 
+def test_node_that_keeps_a_branch_names_no_newest_block() -> None:
+    async def story(client: EvmClient, chain: EvmChain, node: EvmNode) -> None:
+        said = await client.submit(signed(0, usdc.transfer(PAYEE, 1)))
+        before = chain.mine()
+        node.keep(share=1.0)
+        chain.forgotten = 1.0
+        chain.reorganise(1)
+        assert await client.block(1) is not None
+        assert await client.receipt(said.txid) is not None
+        name = EvmName([node, EvmNode(chain, random.Random(2))], random.Random(3))
+        asked = {name.call("eth_getBlockByNumber", ["0x1", False])["hash"] for _ in range(20)}
+        assert asked == {before.hash, chain.blocks[1].hash}
+        heads = {name.call("eth_getBlockByNumber", ["latest", False])["hash"] for _ in range(20)}
+        assert heads == {chain.top.hash}
+        node.follow()
+        assert await client.receipt(said.txid) is None
+
+    on_chain(story)
+
+
 def test_authorization_moves_the_owners_money_once() -> None:
     async def story(client: EvmClient, chain: EvmChain, _node: EvmNode) -> None:
         given = usdc.Authorization(OWNER.address, HOT.address, 5, 0, 2**40, bytes([9] * 32))

@@ -135,6 +135,13 @@ class Replica:
         self.up: Running | None = None
         self.database: SimulatedDatabase | None = None
         self.actor = Actor(f"replica {number}")
+        self._life: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process runs, be it that it still starts or waits for the lease."""
+        is_alive = self._life is not None and not self._life.done()
+        return is_alive and not self.actor.is_killed
 
     def start(self) -> None:
         """Begin a life."""
@@ -142,8 +149,8 @@ class Replica:
         self.actor = Actor(f"replica {self.number}.{self.lives}")
         context = copy_context()
         context.run(ACTOR.set, self.actor)
-        life = context.run(asyncio.ensure_future, self._live())
-        life.add_done_callback(self._ended)
+        self._life = context.run(asyncio.ensure_future, self._live())
+        self._life.add_done_callback(self._ended)
 
     @asynccontextmanager
     async def _serving(self, up: Running) -> AsyncIterator[asyncio.Event]:
@@ -527,7 +534,7 @@ class Universe:
 
     def kill(self, replica: Replica) -> None:
         """Kill a replica, unless it is down, and start it again after a while."""
-        if replica.up is None or replica.actor.is_killed:
+        if not replica.is_running:
             return
         self.counts["kills"] += 1
         self.loop.note(f"kill {replica.actor.name}")
@@ -538,7 +545,7 @@ class Universe:
         """Stop the replicas, put a copy of the database in place, and start them again."""
         self.loop.note("restore")
         for replica in self.replicas:
-            if replica.up is not None and not replica.actor.is_killed:
+            if replica.is_running:
                 replica.kill()
                 self.later(LEASE_MS / 1000, replica.start)
         self.server.restore(copied)

@@ -16,7 +16,7 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, LogRange, Receipt, Tag
-from rpcsvc.settlement.onchain.evm.records import EvmAddress
+from rpcsvc.settlement.onchain.evm.records import BlockPoint, EvmAddress
 from tests.chain_options import evm_network
 from tests.sandbox import ManualClock
 
@@ -114,14 +114,20 @@ class Chain(EvmClient):
             raise self.refusal
         return {"number": hex(self.head + 1), "hash": None, "transactions": self.pool}
 
-    async def logs(self, wanted: LogFilter, first: int, last: int) -> LogRange:
+    async def logs(
+        self, wanted: LogFilter, first: int, last: int, after: BlockPoint | None = None
+    ) -> LogRange:
         self.asked.append("logs")
         assert wanted == LogFilter(TOKEN, (usdc.TRANSFER_TOPIC,))
         numbers = range(first, min(last, self.head - self.blind - self.behind) + 1)
-        found = [log for number in numbers for log in self._logs_in(number)]
-        logs = tuple(log for log in found if log.address == TOKEN)
+        listed = [log for number in numbers for log in self._logs_in(number)]
+        logs = tuple(log for log in listed if log.address == TOKEN)
         has_it = last <= self.head - self.behind or not self.takes_batches
-        return LogRange.shown(first, last, logs, self._at(last) if has_it else None)
+        found = LogRange.shown(first, last, logs, self._at(last) if has_it else None)
+        if after is None:
+            return found
+        has_after = after.number <= self.head - self.behind
+        return found.joined(after, self._at(after.number) if has_after else None)
 
     async def receipt(self, txid: str) -> Receipt | None:
         self.asked.append("receipt")

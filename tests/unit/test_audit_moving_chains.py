@@ -5,7 +5,7 @@ Node and wallet are fakes. The same readers on real daemons: tests/regtest/test_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -48,11 +48,14 @@ class AuditedChain(Chain):
             self.compared.add("0x" + call.data[-20:].hex())
         return usdc.uint_word(7)
 
-    async def with_block(self, number: int, call: Call) -> tuple[Block | None, Any]:
+    async def with_blocks(
+        self, numbers: Sequence[int], call: Call
+    ) -> tuple[list[Block | None], Any]:
         if not self.takes_batches:
             raise BatchRefused("node", "any", "no batches")
-        block = self._at(number) if number <= self.head - self.behind else None
-        return block, await self._read(*call)
+        newest = self.head - self.behind
+        blocks = [self._at(number) if number <= newest else None for number in numbers]
+        return blocks, await self._read(*call)
 
     async def _read(self, method: str, params: Any) -> Any:
         assert method == "eth_getLogs"

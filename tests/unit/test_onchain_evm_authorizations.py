@@ -81,7 +81,7 @@ class Node(EvmClient):
         assert call.data == usdc.authorization_state(PAYER, NONCE)
         return usdc.uint_word(int(self.used is not None and self.used[2] <= at))
 
-    async def logs(self, wanted: LogFilter, first: int, last: int) -> LogRange:
+    async def logs(self, wanted: LogFilter, first: int, last: int, *_: Any) -> LogRange:
         assert wanted == LogFilter(TOKEN, (None, usdc.address_word(PAYER), NONCE))
         if self.used is None or self.hides or not first <= self.used[2] <= last:
             return LogRange(first, last, (), None)
@@ -212,7 +212,7 @@ async def test_one_answer_without_the_event_refuses_no_paid_nonce(
     """Refused, its payer would sign another authorization and pay twice."""
     rig.node.wallet, rig.node.used, real = usdc.VALID_SIGNATURE, (USED, TO, TOP), rig.node.logs
 
-    async def late(_: LogFilter, first: int, last: int) -> LogRange:
+    async def late(_: LogFilter, first: int, last: int, *_after: Any) -> LogRange:
         monkeypatch.setattr(rig.node, "logs", real)
         return LogRange(first, last, (), None)
 

@@ -11,7 +11,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer, ChainUnusable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
-from rpcsvc.settlement.onchain.evm.node_types import Block, LogFilter, LogRange, Tag
+from rpcsvc.settlement.onchain.evm.node_types import Block, LogFilter, LogRange, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.records import BlockPoint
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.settlement.onchain.thresholds import DepthTag, Threshold
@@ -30,6 +30,7 @@ from tests.unit.evm_chain import (
     Reader,
     key,
     pays,
+    txid_of,
 )
 
 
@@ -210,8 +211,9 @@ async def test_deposit_above_a_fork_read_in_part_has_no_depth(reader: Reader) ->
     assert await reader.scanner.confirmations(key("a")) == 0
 
 
-async def test_late_answer_of_a_fork_leaves_no_depth_after_a_start(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_restarted", [True, False])
+async def test_late_answer_of_a_fork_leaves_no_depth(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, *, is_restarted: bool
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))
     newest = reader.chain.mine(count=3)
@@ -219,18 +221,97 @@ async def test_late_answer_of_a_fork_leaves_no_depth_after_a_start(
     before, block = await reader.chain.block(newest), reader.chain.block
     reader.chain.replace_from(number, 7)
     reader.chain.mine(count=20)
+    if is_restarted:
+        reader.restart()
+
+    async def of_several(at: Any = Tag.LATEST) -> Block | None:
+        return before if at == newest else await block(at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.chain, "block", of_several)
+        for _ in range(3):
+            assert await reader.poll() == {}
+            assert await reader.scanner.confirmations(key("a")) == 0
+            reader.chain.mine()
+    assert {key("a"): REMOVED} in [await reader.poll() for _ in range(2)]
+
+
+async def test_late_receipt_of_a_replaced_block_leaves_no_depth(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=3)
+    assert await reader.poll() == {key("a"): CONFIRMED}
+    before, block = await reader.chain.block(number), reader.chain.block
+    receipt = await reader.chain.receipt(txid_of("a"))
+    reader.chain.replace_from(number, 7)
+    reader.chain.mine(count=20)
+
+    async def of_several(at: Any = Tag.LATEST) -> Block | None:
+        return before if at == number else await block(at)
+
+    async def receipt_of_several(_: str) -> Receipt | None:
+        return receipt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.chain, "block", of_several)
+        patch.setattr(reader.chain, "receipt", receipt_of_several)
+        for _ in range(3):
+            assert await reader.poll() == {}
+            assert await reader.scanner.confirmations(key("a")) == 0
+    assert {key("a"): REMOVED} in [await reader.poll() for _ in range(2)]
+
+
+async def test_blocks_that_no_node_lists_give_no_depth(reader: Reader) -> None:
+    reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=3)
+    await reader.poll()
+    reader.chain.mine(count=5)
+    reader.chain.behind = 9
+    await reader.poll()
+    assert await reader.scanner.confirmations(key("a")) == 4
+    reader.chain.behind = 0
+    await reader.poll()
+    assert await reader.scanner.confirmations(key("a")) == 9
+
+
+async def test_node_without_the_newest_block_gives_no_depth(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node may have kept the branch that was read last, and the others not."""
+    reader.chain.mine(("a", pays(5)))
+    newest = reader.chain.mine(count=3)
+    await reader.poll()
+    reader.chain.mine(count=5)
     reader.restart()
+
+    async def of_late(_: LogFilter, first: int, last: int, *_after: Any) -> LogRange:
+        return LogRange(first, last, (), BlockPoint(newest, reader.chain.hash_of(newest)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.chain, "logs", of_late)
+        await reader.poll()
+        assert await reader.scanner.confirmations(key("a")) == 0
+    await reader.poll()
+    assert await reader.scanner.confirmations(key("a")) == 9
+
+
+async def test_node_with_another_block_than_the_cursor_has_no_say(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = reader.chain.mine(("a", pays(5)))
+    newest = reader.chain.mine(count=3)
+    await reader.poll()
+    before, block = await reader.chain.block(newest), reader.chain.block
+    reader.chain.replace_from(number, 7)
+    reader.chain.mine(count=3)
 
     async def of_several(at: Any = Tag.LATEST) -> Block | None:
         return before if at == newest else await block(at)
 
     monkeypatch.setattr(reader.chain, "block", of_several)
-    found = []
-    for _ in range(3):
-        found.append(await reader.poll())
-        assert await reader.scanner.confirmations(key("a")) == 0
-        reader.chain.mine()
-    assert {key("a"): REMOVED} in found
+    await reader.poll()
+    assert await reader.scanner.confirmations(key("a")) == 0
 
 
 async def test_scan_that_fails_above_a_fork_leaves_no_depth(
@@ -372,10 +453,10 @@ async def test_blocks_replaced_while_they_are_read_are_read_again(
     reader.chain.mine(count=60)
     real, asked = reader.chain.logs, 0
 
-    async def replacing(wanted: LogFilter, first: int, last: int) -> LogRange:
+    async def replacing(wanted: LogFilter, first: int, last: int, *after: Any) -> LogRange:
         nonlocal asked
         asked += 1
-        found = await real(wanted, first, last)
+        found = await real(wanted, first, last, *after)
         if asked == 8:
             height = len(reader.chain.blocks)
             reader.chain.replace_from(last - 12, salt=1)
@@ -466,7 +547,6 @@ async def test_written_off_deposit_stays_so_when_its_sibling_is_read(
     assert await reader.poll() == {}
     reader.chain.replace_from(number, salt=2)
     reader.chain.mine(("a", pays(5, 6)), count=3)
-    reader.chain.blind = 9
     assert await reader.poll() == {}
     written_off, neighbour = (
         await reader.ledger.deposit(key("a")),
@@ -585,7 +665,7 @@ async def test_node_on_another_branch_proves_no_range(
     reader.chain.mine(("a", pays(5)), count=9)
     real = reader.chain.logs
 
-    async def of_a_branch(wanted: LogFilter, first: int, last: int) -> LogRange:
+    async def of_a_branch(wanted: LogFilter, first: int, last: int, *_: Any) -> LogRange:
         return LogRange(first, last, (), BlockPoint(last, "0xbranch"))
 
     monkeypatch.setattr(reader.chain, "logs", of_a_branch)
@@ -641,32 +721,27 @@ async def test_a_node_that_names_no_finalized_block_is_reported(
 async def test_contradicting_nodes_confirm_and_move_nothing(
     reader: Reader,
 ) -> None:
-    number = reader.chain.mine(("a", pays(5)))
-    await reader.poll()
-    before = await reader.ledger.deposit(key("a")), await reader.ledger.cursors("arbitrum")
+    before = await reader.ledger.cursors("arbitrum")
+    reader.chain.elsewhere = {reader.chain.mine(("a", pays(5)))}
     reader.chain.mine(count=9)
-    reader.chain.elsewhere = {number - 1, number}
-    fork = [item for item in before[1] if item.number < number - 1]
-    assert fork
     for _ in range(3):
         assert await reader.poll() == {}
-        assert (
-            await reader.ledger.deposit(key("a")),
-            await reader.ledger.cursors("arbitrum"),
-        ) == before
+        assert await reader.ledger.deposit(key("a")) is None
+        assert await reader.ledger.cursors("arbitrum") == before
     reader.chain.elsewhere = set()
     assert await reader.poll() == {key("a"): CONFIRMED}
 
 
 async def test_a_block_that_a_node_does_not_know_is_not_taken_for_gone(reader: Reader) -> None:
     number = reader.chain.mine(("a", pays(5)))
-    await reader.poll(acknowledge=False)
+    reader.chain.mine()
+    assert await reader.poll() == {key("a"): SEEN}
     before = await reader.ledger.cursors("arbitrum")
     reader.chain.mine(count=5)
-    reader.chain.missing, reader.chain.blind = {number}, 9
-    assert await reader.poll() == {key("a"): SEEN}
+    reader.chain.missing = {number}
+    assert await reader.poll() == {}
     assert await reader.ledger.cursors("arbitrum") == before
-    reader.chain.missing, reader.chain.blind = set(), 0
+    reader.chain.missing = set()
     assert await reader.poll() == {key("a"): CONFIRMED}
 
 

@@ -40,8 +40,10 @@ class Rpc:
 
     endpoint = DaemonEndpoint("node", "http://127.0.0.1:1")
 
-    def __init__(self, found: Any, events: Any, refusal: Exception | None = None) -> None:
-        self._answers, self._refusal = [found, events], refusal
+    def __init__(
+        self, found: Any, events: Any, refusal: Exception | None = None, *, before: Any = None
+    ) -> None:
+        self._answers, self._refusal = [found, before, events], refusal
         self.alone: Any = {"eth_getBlockByNumber": found, "eth_getLogs": events}
         self.asked: list[list[str]] = []
 
@@ -49,7 +51,7 @@ class Rpc:
         self.asked.append([method for method, _ in calls])
         if self._refusal is not None:
             raise self._refusal
-        return self._answers
+        return self._answers if len(calls) == len(self._answers) else self._answers[::2]
 
     async def read(self, method: str, _params: Any) -> Any:
         self.asked.append([method])
@@ -66,6 +68,20 @@ async def test_events_and_the_last_block_are_one_batch() -> None:
     rpc = Rpc(block(9), [])
     assert await proven(rpc) == BlockPoint(9, HASH)
     assert rpc.asked == [["eth_getBlockByNumber", "eth_getLogs"]]
+
+
+@pytest.mark.parametrize(
+    ("before", "follows"), [(block(4), True), (block(4, OTHER), False), (None, None)]
+)
+async def test_block_before_a_range_is_compared_in_its_batch(
+    before: Any, *, follows: bool | None
+) -> None:
+    client, rpc = EvmClient(Rpc.endpoint), Rpc(block(9), [], before=before)
+    client.rpc = rpc  # type: ignore[assignment]
+    found = await client.logs(WANTED, 5, 9, BlockPoint(4, HASH))
+    assert found.follows is follows
+    assert found.proven == (BlockPoint(9, HASH) if follows else None)
+    assert rpc.asked == [["eth_getBlockByNumber", "eth_getBlockByNumber", "eth_getLogs"]]
 
 
 async def test_node_without_the_last_block_is_at_its_newest_event() -> None:

@@ -21,11 +21,18 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, LogRange
-from rpcsvc.settlement.onchain.evm.records import CursorMove, EvmCursor, EvmDeposit
-from rpcsvc.settlement.onchain.evm.scan import EventReader, ForkFinder, Paid, PoolWatch
+from rpcsvc.settlement.onchain.evm.records import BlockPoint, CursorMove, EvmCursor, EvmDeposit
+from rpcsvc.settlement.onchain.evm.scan import (
+    EventReader,
+    ForkFinder,
+    Paid,
+    PoolWatch,
+    may_precede,
+)
 from rpcsvc.settlement.onchain.thresholds import DepthTag, tags, threshold_of
 
 log = structlog.get_logger(__name__)
@@ -46,7 +53,9 @@ class ScanPass(Struct):
     ``stored`` are the deposits as the database has them, ``totals`` their units in blocks, by
     address. ``settled`` is False when the chain
     changed while it was looked at: the next pass begins where this one did. ``missing`` are the
-    transactions that the node did not have, and had at the pass before.
+    transactions that the node did not have, and had at the pass before. ``follows``: whether the
+    nodes that list events have the block that was read before; None: that is not shown. ``listed``:
+    the transactions with deposits that they have listed, with their blocks' hashes.
     """
 
     client: EvmClient
@@ -60,6 +69,8 @@ class ScanPass(Struct):
     totals: Counter[int] = field(default_factory=Counter)
     blocks: dict[int, Block | None] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
+    follows: bool | None = None
+    listed: set[tuple[str, str]] = field(default_factory=set)
 
     def load(self, known: Iterable[EvmDeposit]) -> None:
         """Add the database's deposits that are not here already."""
@@ -87,6 +98,8 @@ class ScanPass(Struct):
         Return whether these are all of them. A node on another branch proves nothing.
         """
         proven = piece.proven
+        if piece.follows is not None or self.reached == self.fork:
+            self.follows = piece.follows
         if proven is None:
             return False
         known = self.blocks.get(proven.number)
@@ -103,16 +116,26 @@ class ScanPass(Struct):
         return self.blocks[number]
 
     async def still_has(self, item: EvmDeposit) -> bool:
-        """Whether a deposit's block is on the chain.
+        """Whether a deposit's block is on the chain, whose events tell of blocks that were read.
 
         Clears ``settled`` when the node does not know a block of that number.
         """
-        if item.block_number is None:
+        if item.block_number is None or item.block_hash is None:
             return False
+        if self.has_read(item.block_number):
+            return (item.txid, item.block_hash) in self.listed
         block = await self.block(item.block_number)
         if block is None:
             self.settled = False
         return block is not None and block.hash == item.block_hash
+
+    def is_joined(self, head: Block) -> bool:
+        """Whether the blocks that were read are shown to be on the chain of ``head``."""
+        return head.hash in (self.fork.hash, self.reached.hash) or head.parent == self.fork.hash
+
+    def has_read(self, number: int) -> bool:
+        """Whether this pass has all events of a block, of a chain that has the fork."""
+        return self.fork.number < number <= self.reached.number
 
 
 class EvmDepositScanner:
@@ -231,24 +254,21 @@ class EvmDepositScanner:
         began = self._clock.now_ms()
         head = await self._connection.head()
         await self._pool.poll(head)
-        fork = await self._forks.find(head)
-        if fork is None:
+        scanned = await self._scanned(head)
+        if scanned is None:
             return []
-        self.scanned_height = fork.number
-        self._compared_height = min(self._compared_height, fork.number)
-        scanned = ScanPass(self._client, fork, fork, self._clock.now_ms())
-        scanned.blocks[head.number] = head
-        scanned.load(await self._ledger.deposits_to_watch(self._network.name, fork.number))
-        await self._scan(scanned, head)
         await self._rise(scanned, head)
         await self._look_up_lost(scanned)
         states = {key: await self._state(item, scanned) for key, item in scanned.deposits.items()}
         await self._remember(scanned, states)
         self._missing, self._recorded_height = scanned.missing, self._height
         self._recorded_tagged = self._tagged
-        compared = scanned.reached if scanned.settled else scanned.fork
-        self._compared_height = compared.number
-        self._has_compared_all |= scanned.settled
+        if scanned.follows is False:
+            self._compared_height = -1
+        elif scanned.is_joined(head):
+            compared = scanned.reached if scanned.settled else scanned.fork
+            self._compared_height = compared.number
+            self._has_compared_all |= scanned.settled
         await self._plan_move(scanned)
         has_all = scanned.reached.number >= head.number
         if scanned.settled and has_all and self._connection.stall() is None:
@@ -271,6 +291,39 @@ class EvmDepositScanner:
 
     # --- events --------------------------------------------------------------------------------
 
+    async def _scanned(self, head: Block) -> ScanPass | None:
+        """Read new blocks; None when the node lags.
+
+        Of several nodes behind one address, one may have blocks that the others have replaced: the
+        one that lists events has to have the block that was read last, or the fork is looked for.
+        """
+        newest = await self._forks.newest(head)
+        if newest.number < head.number and may_precede(newest, head):
+            scanned = await self._begin(newest, head)
+            try:
+                await self._scan(scanned, head)
+            except RpcFailure as failure:
+                # Blocks may have been replaced all the same; the scan after the fork raises it.
+                log.info("evm_scan_repeated", network=self._network.name, reason=str(failure))
+            else:
+                if scanned.follows:
+                    return scanned
+        fork = await self._forks.find(head)
+        if fork is None:
+            return None
+        scanned = await self._begin(fork, head)
+        await self._scan(scanned, head)
+        scanned.settled = scanned.follows is not False
+        return scanned
+
+    async def _begin(self, fork: EvmCursor, head: Block) -> ScanPass:
+        self.scanned_height = fork.number
+        self._compared_height = min(self._compared_height, fork.number)
+        scanned = ScanPass(self._client, fork, fork, self._clock.now_ms())
+        scanned.blocks[head.number] = head
+        scanned.load(await self._ledger.deposits_to_watch(self._network.name, fork.number))
+        return scanned
+
     async def _scan(self, scanned: ScanPass, head: Block) -> None:
         """Read new blocks, as many as one pass does, and a few before them.
 
@@ -278,6 +331,9 @@ class EvmDepositScanner:
         """
         if scanned.fork.number >= head.number:
             return
+        after: BlockPoint | None = None
+        if scanned.fork.hash != head.parent:
+            after = BlockPoint(scanned.fork.number, scanned.fork.hash)
         first, news = max(0, scanned.fork.number + 1 - self._forks.overlap), 0
         while first <= head.number and news < _RANGES_PER_PASS:
             last = min(first + self._span - 1, head.number)
@@ -285,14 +341,17 @@ class EvmDepositScanner:
             # if these blocks are replaced while their events are read.
             await scanned.block(last)
             wanted = self._events.wanted
-            async for piece in self._client.scan(wanted, first, last, span=self._span):
-                await self._read(scanned, piece)
+            async for piece in self._client.scan(wanted, first, last, span=self._span, after=after):
+                if piece.follows:
+                    await self._read(scanned, piece)
                 self._fit_span(piece, last - first + 1)
                 if not scanned.count_read(piece):
                     self._note_unproven(piece)
                     return
             news += last > scanned.fork.number
             first = last + 1
+            if after is not None:
+                after = BlockPoint(scanned.reached.number, scanned.reached.hash)
 
     def _note_unproven(self, piece: LogRange) -> None:
         """Log that a range was listed by a node that lacks its end; once until a scan has all."""
@@ -317,6 +376,7 @@ class EvmDepositScanner:
         where = {item.txid: item.block_hash for item in await self._events.paying(piece)}
         if not where:
             return
+        scanned.listed.update(where.items())
         known = await self._ledger.deposits_by(self._network.name, where)
         scanned.load(known)
         placed = {(item.txid, item.block_hash) for item in known}
@@ -344,6 +404,10 @@ class EvmDepositScanner:
             return
         block = await scanned.block(receipt.block_number) if receipt else None
         if receipt is None or block is None or block.hash != receipt.block_hash:
+            scanned.settled = False
+            return
+        is_listed = (txid, block.hash) in scanned.listed
+        if not is_listed and (listed or scanned.has_read(block.number)):
             scanned.settled = False
             return
         await self._note_found(scanned, txid, await self._events.paid_by(receipt), block)
@@ -397,8 +461,13 @@ class EvmDepositScanner:
     # --- states --------------------------------------------------------------------------------
 
     async def _rise(self, scanned: ScanPass, head: Block) -> None:
-        """Note the height of the chain, and of its tagged parts where they decide."""
-        self._height = head.number
+        """Note the height of the chain, and of its tagged parts where they decide.
+
+        Blocks count above a deposit once they were read, and are shown to be on the chain of the
+        newest one: the node that listed them may have kept a branch that the others replaced.
+        """
+        reached = scanned.reached.number
+        self._height = reached if scanned.is_joined(head) else min(self._height, reached)
         if scanned.deposits:
             asked = tags(self._network.thresholds)
             self._tagged = {tag: await self._connection.tagged(tag) for tag in asked}

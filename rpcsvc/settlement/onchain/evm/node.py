@@ -162,14 +162,17 @@ class EvmClient:
         params = [Tag.PENDING.value, True]
         return await self.rpc.act("eth_getBlockByNumber", params, seconds=seconds)
 
-    async def logs(self, wanted: LogFilter, first: int, last: int) -> LogRange:
+    async def logs(
+        self, wanted: LogFilter, first: int, last: int, after: BlockPoint | None = None
+    ) -> LogRange:
         """Return the logs of the blocks ``first`` to ``last``, both included; at most
-        WIDEST_LOG_RANGE blocks.
+        WIDEST_LOG_RANGE blocks. ``after``: the block that was read before.
 
         Nodes list nothing beyond their newest block, and no error. So block ``last`` is asked for
-        in the same batch: whoever passes the batch on whole has one node answer both. A proxy that
-        divides a batch over several nodes makes this no proof. A node that takes no batches is
-        asked for the block first: of several behind one address, another one may then list.
+        in the same batch, and ``after``, which a node on a replaced branch has otherwise: whoever
+        passes the batch on whole has one node answer all. A proxy that divides a batch over several
+        nodes makes this no proof. A node that takes no batches is asked for the blocks first: of
+        several behind one address, another one may then list.
         """
         if not 0 <= first <= last < first + WIDEST_LOG_RANGE:
             raise ValueError(f"1 to {WIDEST_LOG_RANGE} blocks at once, not {first} to {last}")
@@ -180,43 +183,56 @@ class EvmClient:
             "fromBlock": hex(first),
             "toBlock": hex(last),
         }
+        numbers = [last] if after is None else [last, after.number]
         try:
-            block, items = await self.with_block(last, ("eth_getLogs", [params]))
+            blocks, items = await self.with_blocks(numbers, ("eth_getLogs", [params]))
         except BatchRefused:
-            block = await self.block(last)
+            blocks = [await self.block(number) for number in numbers]
             items = await self.rpc.read("eth_getLogs", [params])
         if not isinstance(items, list):
             raise self._bad("eth_getLogs", "is not a list")
         kept = [item for item in items if not _is_removed(item)]
         logs = self._model(tuple[Log, ...], "eth_getLogs", kept)
-        return LogRange.shown(first, last, logs, block)
+        found = LogRange.shown(first, last, logs, blocks[0])
+        return found if after is None else found.joined(after, blocks[1])
 
-    async def with_block(self, number: int, call: Call) -> tuple[Block | None, Any]:
-        """Return a block and the result of a call, from one node; None: it lacks the block.
+    async def with_blocks(
+        self, numbers: Sequence[int], call: Call
+    ) -> tuple[list[Block | None], Any]:
+        """Return blocks and the result of a call, from one node; None: it lacks the block.
 
-        Raises BatchRefused when the node does not answer both at once.
+        Raises BatchRefused when the node does not answer all at once.
         """
         method = "eth_getBlockByNumber"
-        found, result = await self.rpc.read_all([(method, [_block_ref(number), False]), call])
-        if isinstance(found, NodeError):
-            raise BatchRefused(self.rpc.endpoint.name, method, str(found))
+        asked = [(method, [_block_ref(number), False]) for number in numbers]
+        *found, result = await self.rpc.read_all([*asked, call])
+        for each in found:
+            if isinstance(each, NodeError):
+                raise BatchRefused(self.rpc.endpoint.name, method, str(each))
         if isinstance(result, NodeError):
             raise result
-        block = None if found is None else self._model(Block, method, found)
-        if block is not None and block.number != number:
-            raise self._bad(method, f"is not block {number}")
-        return block, result
+        blocks = [None if each is None else self._model(Block, method, each) for each in found]
+        for number, block in zip(numbers, blocks, strict=True):
+            if block is not None and block.number != number:
+                raise self._bad(method, f"is not block {number}")
+        return blocks, result
 
     async def scan(
-        self, wanted: LogFilter, first: int, last: int, *, span: int = WIDEST_LOG_RANGE
+        self,
+        wanted: LogFilter,
+        first: int,
+        last: int,
+        *,
+        span: int = WIDEST_LOG_RANGE,
+        after: BlockPoint | None = None,
     ) -> AsyncIterator[LogRange]:
         """Yield the logs of a long range, in order, ``span`` blocks at a time, fewer if the node
-        refuses.
+        refuses. ``after`` as in ``logs``, of the first; each later one follows those before it.
         """
         while first <= last:
             upto = min(first + span - 1, last)
             try:
-                found = await self.logs(wanted, first, upto)
+                found = await self.logs(wanted, first, upto, after)
             except (NodeError, TooLarge) as error:
                 if upto == first or not _too_many_logs(error):
                     raise
@@ -224,6 +240,8 @@ class EvmClient:
                 continue
             yield found
             first = upto + 1
+            if after is not None and found.proven is not None:
+                after = max(after, found.proven, key=lambda block: block.number)
 
     # --- accounts and contracts ----------------------------------------------------------------
 

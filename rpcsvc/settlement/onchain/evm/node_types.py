@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any, Final, TypeVar
@@ -127,12 +127,14 @@ class LogRange:
 
     ``proven``: the newest block that the node which listed the logs is shown to have; None: none
     is. Of several nodes behind one address, one that lags lists nothing for blocks that it lacks.
+    ``follows``: whether that node has the block that was read before; None: it has no block there.
     """
 
     first: int
     last: int
     logs: tuple[Log, ...]
     proven: BlockPoint | None
+    follows: bool | None = True
 
     @classmethod
     def shown(cls, first: int, last: int, logs: tuple[Log, ...], block: Block | None) -> LogRange:
@@ -146,6 +148,14 @@ class LogRange:
         if event is not None and proven is not None and event.number == proven.number:
             proven = event if event == proven else None
         return cls(first, last, logs, proven)
+
+    def joined(self, after: BlockPoint, block: Block | None) -> LogRange:
+        """Return the range as read after ``after``; ``block`` is the node's block of that number.
+
+        A node that does not have ``after`` proves nothing.
+        """
+        follows = None if block is None else block.hash == after.hash
+        return self if follows else replace(self, proven=None, follows=follows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,20 +177,23 @@ class ForkFinder:
         self._network = connection.network
         self._ledger = ledger
 
+    async def newest(self, head: Block) -> EvmCursor:
+        """The newest block that was scanned; at the first start, the one to begin after."""
+        newest = await self._ledger.newest_cursor(self._network.name)
+        return (await self._begin(head))[0] if newest is None else newest
+
     async def find(self, head: Block) -> EvmCursor | None:
         """The newest block that was scanned and is still on the chain.
 
         None when this node lags and has not got there yet. Raises ChainUnusable when it is far
         behind, or has none of the blocks.
         """
-        newest = await self._ledger.newest_cursor(self._network.name)
-        if newest is None:
-            newest = (await self._begin(head))[0]
+        newest = await self.newest(head)
         if newest.hash in (head.hash, head.parent):
             return newest
         known = await self._ledger.cursors(self._network.name)
         within = [item for item in known if item.number <= head.number]
-        fork = await self._newest_on_chain(within)
+        fork = await self._newest_on_chain([item for item in within if may_precede(item, head)])
         if len(within) < len(known) and (not within or fork == within[0]):
             self._require_near(newest.number - head.number)
             return None
@@ -259,6 +262,12 @@ class ForkFinder:
     def overlap(self) -> int:
         """Return the number of blocks to read again, which a lagging node may lack."""
         return max(2, min(_WIDEST_OVERLAP, ceil(_NODE_LAG_SECONDS / self._network.block_seconds)))
+
+
+def may_precede(item: EvmCursor, head: Block) -> bool:
+    """Whether a block can be on the chain of ``head``, by what that says of itself."""
+    known = {head.number: head.hash, head.number - 1: head.parent}
+    return item.number <= head.number and known.get(item.number, item.hash) == item.hash
 
 
 class PendingPayment(NamedTuple):
