@@ -1005,3 +1005,41 @@ async def test_nothing_is_read_again_before_anything_was_read(
 ) -> None:
     with pytest.raises(NotReread, match="No deposits were read"):
         await reread(Reader(ledger).connection, ledger, 5)
+
+
+async def test_events_of_a_node_without_the_newest_block_are_not_placed(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest block follows the one read last; the node that lists kept a replaced branch."""
+    reader.chain.mine(count=10)
+    await reader.poll()
+    number = reader.chain.mine(("a", pays(5)))
+    reader.chain.mine()
+    late, kept = await reader.chain.block(number), await reader.chain.receipt(txid_of("a"))
+    listed = await reader.chain.logs(reader.scanner._events.wanted, number, number + 1)
+    reader.chain.replace_from(number, 7)
+    reader.chain.mine(count=2)
+    assert await reader.poll() == {}
+    reader.chain.mine()
+    block = reader.chain.block
+
+    async def of_several(at: Any = Tag.LATEST) -> Block | None:
+        return late if at == number else await block(at)
+
+    async def receipt_of_late(_: str) -> Receipt | None:
+        return kept
+
+    async def of_late(_: LogFilter, first: int, last: int, *after: Any) -> LogRange:
+        found = LogRange.shown(first, last, listed.logs, None)
+        return found.joined(after[0], None) if after and after[0] else found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.chain, "block", of_several)
+        patch.setattr(reader.chain, "receipt", receipt_of_late)
+        patch.setattr(reader.chain, "logs", of_late)
+        assert await reader.poll() == {}
+        assert await reader.scanner.confirmations(key("a")) == 0
+    for _ in range(3):
+        reader.chain.mine()
+        assert await reader.poll() == {}
+        assert await reader.scanner.confirmations(key("a")) == 0

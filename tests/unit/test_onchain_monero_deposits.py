@@ -367,6 +367,35 @@ async def test_listing_for_one_deposit_judges_no_other_again(rig: Rig) -> None:
         assert await rig.poll() == {"a": CONFIRMED, "b": SEEN}
 
 
+async def test_scan_goes_on_if_blocks_are_too_full_to_list_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.chain.mine(paid("a", XMR), empty=1)
+    await rig.poll()
+    top, real = len(rig.chain.blocks) - 1, rig.wallet.transfers
+
+    async def transfers(from_height: int) -> list[WalletTransfer]:
+        if from_height <= top:
+            raise TooLarge("wallet", "get_transfers", "the answer has over 33554432 bytes")
+        return await real(from_height)
+
+    monkeypatch.setattr(rig.wallet, "transfers", transfers)
+    rig.chain.mine(paid("b", XMR, minor=2))
+    assert await rig.poll() == {"a": CONFIRMED, "b": SEEN}
+
+
+async def test_deposit_without_outputs_is_asked_about_once_a_block(rig: Rig) -> None:
+    """An answer with more outputs than can be listed takes the wallet long."""
+    rig.chain.mine(paid("a", XMR), empty=1)
+    await rig.poll()
+    rig.wallet.most = 0
+    for blocks in range(1, 4):
+        rig.chain.mine()
+        for _ in range(5):
+            assert await rig.poll() == {"a": SEEN}
+        assert rig.wallet.asked["outputs"] == blocks
+
+
 async def test_deposits_found_by_a_start_cost_one_question_together(rig: Rig) -> None:
     rig.chain.mine(*(paid(f"t{n}", XMR, minor=1 + n % 2) for n in range(30)), empty=9)
     assert set((await rig.poll()).values()) == {CONFIRMED}

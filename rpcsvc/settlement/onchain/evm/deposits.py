@@ -331,10 +331,10 @@ class EvmDepositScanner:
         """
         if scanned.fork.number >= head.number:
             return
-        after: BlockPoint | None = None
-        if scanned.fork.hash != head.parent:
-            after = BlockPoint(scanned.fork.number, scanned.fork.hash)
         first, news = max(0, scanned.fork.number + 1 - self._forks.overlap), 0
+        after: BlockPoint | None = None
+        if scanned.fork.hash != head.parent or head.number - first >= self._span:
+            after = BlockPoint(scanned.fork.number, scanned.fork.hash)
         while first <= head.number and news < _RANGES_PER_PASS:
             last = min(first + self._span - 1, head.number)
             # Asked for before its events. The cursor gets this hash, so that the next pass notices
@@ -342,7 +342,9 @@ class EvmDepositScanner:
             await scanned.block(last)
             wanted = self._events.wanted
             async for piece in self._client.scan(wanted, first, last, span=self._span, after=after):
-                if piece.follows:
+                # Without ``after``, a node that has the newest block has the one before it.
+                has_head = piece.proven == BlockPoint(head.number, head.hash)
+                if has_head or (piece.follows and after is not None):
                     await self._read(scanned, piece)
                 self._fit_span(piece, last - first + 1)
                 if not scanned.count_read(piece):

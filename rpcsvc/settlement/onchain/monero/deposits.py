@@ -133,6 +133,10 @@ class DepositProofs:
         self._report(mined, proofs, view)
         return proofs
 
+    def has_missed(self, key: Key) -> bool:
+        """Return whether the wallet lacked the deposit, and is asked again with each new block."""
+        return key in self._missing
+
     def _asks(self, item: DepositRecord, view: ChainView, deep: Set[Key]) -> bool:
         """Return whether the wallet has to be asked now if it has received the deposit."""
         if item.acknowledged is DepositState.REMOVED:
@@ -403,6 +407,7 @@ class DepositScanner:
             for item in watched
             if item.height is not None
             and item.acknowledged in (None, DepositState.SEEN)
+            and not self._proofs.has_missed(key_of(item))
             and self._options.required_confirmations(item.units)
             <= height - item.height
             <= self._options.final_confirmations + _RISING_BLOCKS
@@ -414,7 +419,13 @@ class DepositScanner:
         """List transfers above the fork, and those of ``rising`` deposits below it: one question
         for all of these.
         """
-        found = await self._connection.wallet.transfers(min([self._fork + 1, *rising.values()]))
+        first = min([self._fork + 1, *rising.values()])
+        try:
+            found = await self._connection.wallet.transfers(first)
+        except TooLarge:
+            if first > self._fork:
+                raise
+            found = await self._connection.wallet.transfers(self._fork + 1)
         new = [item for item in found if item.height is None or item.height > self._fork]
         again = [
             item
