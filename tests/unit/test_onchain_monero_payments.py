@@ -644,6 +644,26 @@ async def test_wallet_is_paying_from_signature_to_relay(rig: Rig) -> None:
     assert not rig.payments.is_paying
 
 
+@pytest.mark.parametrize("wrong", [{"busy_syncing": True}, {"nettype": "stagenet"}])
+async def test_payment_waits_while_its_node_is_not_to_be_used(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
+) -> None:
+    """The wallet notes a payment only if the node takes it from the wallet, the first time."""
+    made, real = await rig.prepared(transfer()), rig.node.info
+
+    async def info() -> NodeInfo:
+        return dataclasses.replace(await real(), **wrong)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.node, "info", info)
+        with pytest.raises(Unavailable):
+            await rig.payments.publish(made)
+    assert (rig.wallet.relayed, rig.node.submitted) == ([], [])
+    assert (await rig.known()).state is MoneroPaymentState.PREPARED
+    assert (await rig.payments.publish(made)).outcome is Outcome.PENDING
+    assert rig.wallet.relayed == [made.txid]
+
+
 async def test_payment_of_an_earlier_run_is_looked_up_first(rig: Rig) -> None:
     made = await rig.prepared(transfer())
     rig.node.known[made.txid or ""] = None

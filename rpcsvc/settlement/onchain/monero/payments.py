@@ -425,6 +425,8 @@ class MoneroPayments(Payments):
     async def _hand_over(self, payment: MoneroPayment) -> str:
         """Submit by the wallet the first time, by the node ever after; return the answer."""
         if payment.state is MoneroPaymentState.PREPARED:
+            # It may have waited for long, and the wallet relays it once at most.
+            await self._connection.check_node()
             await self._connection.require_wallet()
             self._unseen.discard(payment.payment_id)
             marked = replace(
