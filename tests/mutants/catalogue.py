@@ -343,7 +343,7 @@ MUTANTS: Final = (
         "a deposit above a fork counts before a scan has shown its block",
         "        return 0 if number is None or number > compared else max(0, height - number + 1)",
         "        return 0 if number is None else max(0, height - number + 1)",
-        cut="kept-branch",
+        behind="the height is no higher than the fork until blocks above that are read",
     ),
     Mutant(
         "cursor-moves-on",
