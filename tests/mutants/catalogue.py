@@ -168,7 +168,7 @@ MUTANTS: Final = (
         "a replica that has lost its lease goes on writing",
         "            await self._db.write([self._fence, *statements])",
         "            await self._db.write([*statements])",
-        cut="paused",
+        cut="cut-off",
     ),
     Mutant(
         "lease-is-taken-early",
@@ -204,14 +204,14 @@ MUTANTS: Final = (
         "a signed and unpublished payment's nonce is signed for another",
         "        return max(pending, own)",
         "        return pending",
-        cut="payouts-of-usdc",
+        cut="forgetful",
     ),
     Mutant(
         "unpublished-is-passed",
         "a payout is signed behind one that no node may ever get",
         "                return payment.payment_id\n        return None",
         "                continue\n        return None",
-        cut="payouts-of-usdc",
+        cut="unreached",
     ),
     Mutant(
         "published-before-recorded",
@@ -268,7 +268,7 @@ MUTANTS: Final = (
         "a payout is refunded for a failure in a block that may be replaced",
         "        if depth < needed or _is_paid(after):",
         "        if depth < 1 or _is_paid(after):",
-        cut="banned",
+        cut="displaced",
     ),
     Mutant(
         "receipt-is-not-asked-again",
@@ -284,7 +284,7 @@ MUTANTS: Final = (
         "            return self._open(after, why, depth)\n        if found.is_attempt_of(payment):",
         "            return Judgement(Verdict(Outcome.FAILED, why), after)\n"
         "        if found.is_attempt_of(payment):",
-        cut="two-nodes",
+        cut="pruned",
     ),
     Mutant(
         "owed-is-not-counted",
@@ -314,7 +314,7 @@ MUTANTS: Final = (
         "one node's missing receipt takes a deposit away",
         "            if txid in self._missing:\n                self._note_gone(scanned, txid)",
         "            if not listed:\n                self._note_gone(scanned, txid)",
-        cut="two-nodes",
+        cut="late-index",
     ),
     Mutant(
         "usdc-block-is-not-compared",
@@ -350,7 +350,7 @@ MUTANTS: Final = (
         "blocks whose deposits were not read are never read again",
         "        to = scanned.reached",
         "        to = EvmCursor(self._height, (await scanned.block(self._height)).hash)",
-        cut="unanswered",
+        cut="unread",
     ),
     # --- XMR payments --------------------------------------------------------------------------
     Mutant(
@@ -358,7 +358,7 @@ MUTANTS: Final = (
         "the wallet signs with outputs of a payment that is not out",
         "            if verdict.outcome not in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):",
         "            if verdict.outcome is None:",
-        cut="batch",
+        cut="untaken",
     ),
     Mutant(
         "xmr-inputs-are-not-compared",
@@ -413,20 +413,20 @@ MUTANTS: Final = (
         "an XMR deposit counts before it has the confirmations",
         "        deep = stays or view.info.height - found.height >= needed",
         "        deep = stays or view.info.height - found.height >= 1",
-        cut="payout-of-usdc",
+        cut="early",
     ),
     Mutant(
         "xmr-fork-is-not-found",
         "blocks that were replaced are not scanned again",
         "            if header is not None and header.hash == cursor.hash:",
         "            if header is not None:",
-        cut="robbed-payout",
+        cut="branch",
     ),
     Mutant(
         "xmr-scan-needs-no-agreement",
         "the cursor moves although wallet and node differ",
         "        agreed = before.top_hash == after.top_hash and scanned == after.height and not stale",
         "        agreed = True",
-        cut="reorganised",
+        cut="unread",
     ),
 )

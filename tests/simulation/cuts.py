@@ -10,6 +10,7 @@ address. The answer to the last effect never comes.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from rpcsvc.settlement.onchain.journal.files import PlaceWriter
 from tests.simulation.daemons import NO_FAULTS
 from tests.simulation.database import nothing
 from tests.simulation.evm import GWEI, Holding
-from tests.simulation.onchain import DEAREST, POOR, RICH, OnchainUniverse
+from tests.simulation.onchain import DEAREST, POOR, PUBLISHING, RICH, OnchainUniverse
 from tests.simulation.runs import Outcome, run_made
 from tests.simulation.signers import key_of
 from tests.simulation.tiers import USDC, XMR, Tiers
@@ -42,11 +43,12 @@ _ACTING: Final = frozenset(
 )  # fmt: skip
 _ENDED: Final = ("completed", "terminal_failure")
 _FINAL_ONLY: Final = Tiers()
-# Of four orders that are paid at once, two count before their deposits are final.
+# Of four orders that are paid at once, two count before their deposits are final: of USDC after one
+# block, of XMR after four.
 _EARLY: Final = Tiers(
     ((0, 1), (500 * USDC, 12)),
-    ((0, 1), (5 * XMR, 12)),
-    {"arbitrum": 200 * USDC, "monero": 200 * USDC, "all": 300 * USDC},
+    ((0, 1), (XMR, 4), (5 * XMR, 12)),
+    {"arbitrum": 200 * USDC, "monero": 200 * USDC, "all": 400 * USDC},
 )
 _HOSTS: Final = {"monero": ["monerod:80", "wallet:80"], "arbitrum": ["evm:80"]}
 # Wei for the fees of two payouts, and not of three.
@@ -56,13 +58,22 @@ _SHORT_STRIKES: Final = ("kill", "pause", "leave")
 _LATE: Final = (
     "SELECT order_seq FROM event_log WHERE event = 'DeadlinePassed' AND status = 'executing_swap'"
 )
+_REMOVED: Final = "SELECT order_seq FROM event_log WHERE event = 'DepositRemoved'"
 _SHORT: Final = "is short of ether for gas"
 # So long (s) the daemons are gone, or a replica is paused.
 _GONE: Final = 40
 # So long (s) a node keeps a replaced branch: while replicas start, and some scans.
 _KEPT: Final = 120
+# After so long (s) without the database a replica has lost its lease to another one.
+_TAKEN_OVER: Final = 12
 # Blocks that a node lags by, and that are replaced without touching anything final.
 _LAG, _SHALLOW = 60, 2
+# So long (s) a node's index lacks what is in a block, at most.
+_INDEXED: Final = 10
+# More blocks than a scan reads again, and those that the wallet lacks of as many.
+_UNREAD, _WALLET_LAG = 8, 2
+# So long (s) after another the next one pays: it is not signed for together with that one.
+_APART: Final = 30
 
 
 class Scenario(NamedTuple):
@@ -70,7 +81,8 @@ class Scenario(NamedTuple):
 
     Units of None: by signing. ``hot``: what the hot wallet begins with. ``withdrawn``: units that
     the operator takes out, by network. ``strike``: what happens at an effect. ``nodes``: of the EVM
-    chain, behind one name. ``again``: each pays once more when all is over.
+    chain, behind one name. ``again``: each pays once more when all is over. ``apart``: seconds from
+    one payment to the next.
     """
 
     orders: Sequence[tuple[str, int | None]] = ()
@@ -81,6 +93,7 @@ class Scenario(NamedTuple):
         "kill",
         "pause",
         "contest",
+        "cut",
         "copy",
         "rob",
         "keep",
@@ -88,12 +101,20 @@ class Scenario(NamedTuple):
         "ban",
         "raise",
         "slow",
+        "block",
         "lag",
         "reorganise",
+        "forget",
+        "hide",
+        "branch",
+        "reindex",
+        "prune",
+        "displace",
     ] = "kill"
     nodes: int = 1
     tiers: Tiers = _FINAL_ONLY
     again: bool = False
+    apart: int = 0
 
 
 _USDC_IN, _XMR_IN = ("u2x", 150 * USDC), ("x2u", 8 * XMR // 10)
@@ -111,9 +132,18 @@ SCENARIOS: Final = {
     "dear": Scenario([_XMR_IN] * 2, strike="raise"),
     "paused": Scenario([_USDC_IN, _XMR_IN], replicas=2, strike="pause"),
     "slow": Scenario([_USDC_IN, _XMR_IN], replicas=2, strike="slow"),
+    "cut-off": Scenario([_USDC_IN, _XMR_IN], replicas=2, strike="cut"),
     "contested": Scenario([_USDC_IN, _XMR_IN], replicas=3, strike="contest"),
     "two-nodes": Scenario([_USDC_IN, _XMR_IN], nodes=2, strike="lag"),
     "reorganised": Scenario([_USDC_IN, _XMR_IN], strike="reorganise"),
+    "forgetful": Scenario([_XMR_IN] * 2, strike="forget", apart=_APART),
+    "unread": Scenario([_USDC_IN, _XMR_IN], nodes=2, strike="hide"),
+    "branch": Scenario([_USDC_IN, _XMR_IN], strike="branch"),
+    "late-index": Scenario([_USDC_IN], strike="reindex"),
+    "pruned": Scenario([_XMR_IN], strike="prune"),
+    "displaced": Scenario([_XMR_IN], strike="displace"),
+    "unreached": Scenario([_XMR_IN] * 2, strike="leave", apart=_APART),
+    "untaken": Scenario([_USDC_IN] * 2, strike="block", apart=_APART),
     "take-over": Scenario([_USDC_IN, _XMR_IN], replicas=2),
     "sweep": Scenario([("u2x", 60_000 * USDC)], hot=POOR),
     "x402": Scenario([("u2x", None)]),
@@ -127,8 +157,9 @@ SCENARIOS: Final = {
     "unanswered": Scenario([_USDC_IN, _XMR_IN], strike="leave"),
     "restored-batch": Scenario([_XMR_IN] * 3, strike="copy"),
     "little-usdc": Scenario([("x2u", 12 * XMR)] * 3, hot=POOR),
+    "overpaid": Scenario([("x2u", 30 * XMR), _XMR_IN], hot=POOR, apart=3 * _APART),
     "little-ether": Scenario([_XMR_IN] * 3, hot=Holding(_ETHER, RICH.units)),
-    "early": Scenario([_USDC_IN, _XMR_IN] * 2, tiers=_EARLY),
+    "early": Scenario([_USDC_IN, ("x2u", 12 * XMR // 10)] * 2, tiers=_EARLY),
     "restore": Scenario([_USDC_IN, _XMR_IN, ("u2x", 60_000 * USDC)], strike="copy"),
 }
 
@@ -143,6 +174,7 @@ class CutUniverse(OnchainUniverse):
         self.counts["effects"] = 0
         self._cuts = cuts
         self._copied: sqlite3.Connection | None = None
+        self._pays_again = scenario.again
 
     @override
     def _opening_holding(self, chance: random.Random) -> Holding:
@@ -194,7 +226,7 @@ class CutUniverse(OnchainUniverse):
             await self._pay_all(placed)
             await self.settled()
         has_ended = set((await self.states()).values()) <= set(_ENDED)
-        if self._scenario.again or not has_ended:
+        if self._pays_again or not has_ended:
             await self.recover()
         self.server.effect = nothing
         self.calm()
@@ -207,6 +239,13 @@ class CutUniverse(OnchainUniverse):
                 await self.signers.pay(order.order_id, key, random.Random(SEED))
             else:
                 await self.send(order, units)
+            await asyncio.sleep(self._scenario.apart)
+
+    def _pay_unseen(self) -> None:
+        """Have everybody pay once more, which no daemon has told of before the next block."""
+        self._pays_again = True
+        for order, (_, units) in zip(self.orders.values(), self._scenario.orders, strict=True):
+            self.pay_out_of_turn(order, units or order.due)
 
     def _acted(self, method: str, is_done: bool) -> None:
         if is_done and method == "eth_sendRawTransaction":
@@ -235,6 +274,13 @@ class CutUniverse(OnchainUniverse):
         for replica in self._settlers():
             self.pause(replica, _GONE)
 
+    def strike_cut(self) -> None:
+        """Take the database from the settler until another replica has just taken over."""
+        for replica in self._settlers():
+            if (database := replica.database) is not None:
+                database.is_cut = True
+                self.later(_TAKEN_OVER, partial(setattr, database, "is_cut", False))
+
     def _settlers(self) -> Iterator[Replica]:
         holder = self.server.connection.execute("SELECT holder FROM leases").fetchone()[0]
         for replica in self.replicas:
@@ -245,8 +291,11 @@ class CutUniverse(OnchainUniverse):
         self._copied = self.server.copy()
 
     def strike_contest(self) -> None:
-        """Kill the settler while the database is slow to those who want its lease."""
-        self.strike_slow()
+        """Kill the settler; those that want its lease ask at once, and their commits are late."""
+        for replica in self.replicas:
+            if (database := replica.database) is not None:
+                database.is_late = True
+                self.later(_GONE, partial(setattr, database, "is_late", False))
         self.strike_kill()
 
     def strike_rob(self) -> None:
@@ -269,6 +318,11 @@ class CutUniverse(OnchainUniverse):
         self.network.faults = NO_FAULTS._replace(unreached=1.0, lost=1.0)
         self.later(_GONE, lambda: setattr(self.network, "faults", NO_FAULTS))
 
+    def strike_block(self) -> None:
+        """Have daemons sign and look up for a while, and get nothing that is given out."""
+        self.network.blocked = PUBLISHING
+        self.later(_GONE, lambda: setattr(self.network, "blocked", frozenset()))
+
     def strike_slow(self) -> None:
         """Have half of the database's answers take up to 15 s for a while."""
         for replica in self.replicas:
@@ -284,6 +338,53 @@ class CutUniverse(OnchainUniverse):
         self.evm.reorganise(_SHALLOW)
         self.monero.pop(_SHALLOW)
         self.monero.mine(_SHALLOW + 1)
+
+    def strike_forget(self) -> None:
+        """Have the EVM node relay nothing, and lose all that it takes within a second."""
+        node = self.nodes[0]
+        node.relays = False
+        for second in range(_GONE):
+            self.later(second, node.restart)
+        self.later(_GONE, node.announce)
+
+    def strike_hide(self) -> None:
+        """Have people pay in blocks that come at once; a node and the wallet lack these."""
+        self._pay_unseen()
+        for _ in range(_UNREAD):
+            self.evm.mine()
+        self.monero.mine(_WALLET_LAG)
+        self.wallet.lag = _WALLET_LAG
+        self.later(_GONE, lambda: setattr(self.wallet, "lag", 0))
+        self.strike_lag()
+
+    def strike_branch(self) -> None:
+        """Have people pay in a branch, below the newest block that was scanned."""
+        self._pay_unseen()
+        self.strike_reorganise()
+
+    def strike_reindex(self) -> None:
+        """Replace blocks; nodes are late to have in their index the transactions that come back."""
+        back = [each.made for block in self.evm.blocks[-_SHALLOW:] for each in block.mined]
+        self.strike_reorganise()
+        for node in self.nodes:
+            node.unlisted |= {made.txid for made in back if not made.is_signed}
+            self.later(_INDEXED, node.unlisted.clear)
+
+    def strike_prune(self) -> None:
+        """Have the EVM node tell nothing of what was mined, and of states before the newest."""
+        self._keep_past(keeps=False)
+        self.later(_GONE, partial(self._keep_past, keeps=True))
+
+    def _keep_past(self, *, keeps: bool) -> None:
+        for node in self.nodes:
+            node.keeps_past = keeps
+
+    def strike_displace(self) -> None:
+        """Have the keys' owner spend the nonces of payments that wait, from elsewhere."""
+        hot = self.hot.lower()
+        for made in [each for each in self.nodes[0].pool.values() if each.sender == hot]:
+            self.evm.replace_waiting(made, to=hot, data=b"")
+        self.evm.mine()
 
     def strike_ban(self) -> None:
         """Have the token's issuer refuse payments to everybody who ordered."""
@@ -316,7 +417,16 @@ class CutUniverse(OnchainUniverse):
             for each in block.mined if self._scenario.strike != "ban" else ():
                 if each.made.sender == self.hot.lower() and not each.ok:
                     self.violated(f"{each.made.txid} of the hot wallet failed in its block")
+        for order in self.orders.values() if self._scenario.strike == "kill" else ():
+            came, paid, refunds = self._flows(order)
+            if came == [order.due] and paid != [order.expected]:
+                self.violated(f"{order.order_id} was paid as quoted: {paid}, and back {refunds}")
+        for row in self.server.connection.execute(_REMOVED) if self._keeps_deposits() else ():
+            self.violated(f"a deposit of order {row['order_seq']} was removed, and is there")
         await super().check()
+
+    def _keeps_deposits(self) -> bool:
+        return self._scenario.strike in ("lag", "reorganise", "reindex")
 
     @override
     async def _sickness(self, replica: Replica) -> str:

@@ -86,6 +86,8 @@ class Network:
         self._outside = copy_context()
         self._outside.run(ACTOR.set, None)
         self.away: list[str] = []
+        # Methods whose requests reach no daemon.
+        self.blocked: frozenset[str] = frozenset()
         # Called with the method of each request, before its daemon acts and after it has.
         self.watch: Callable[[str, bool], None] = lambda _method, _is_done: None
         # Called with the method of each request, in its sender; whether the answer takes long.
@@ -124,15 +126,16 @@ class Network:
         """The request is at the daemon, or lost on the way."""
         self.exchanges += 1
         host, faults = f"{url.host}:{url.port}", self.faults
-        if host in self.away or self._strikes(faults.unreached):
+        asked = orjson.loads(body)
+        names = [item.get("method", url.path) for item in _each(asked)]
+        is_away = host in self.away or not self.blocked.isdisjoint(names)
+        if is_away or self._strikes(faults.unreached):
             self._end(answer, not_reached(url))
         elif self._strikes(faults.unread):
             self._end(answer, ServerDisconnectedError())
         elif self._strikes(faults.busy):
             self._end(answer, _Answer(503, b"busy"))
         else:
-            asked = orjson.loads(body)
-            names = [item.get("method", url.path) for item in _each(asked)]
             self._watched(names, is_done=False)
             content = _answered(self._daemons[host], url.path, asked)
             self._watched(names, is_done=True)

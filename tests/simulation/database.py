@@ -25,7 +25,9 @@ _SLOWEST_SECONDS: Final = 15
 # marked as given out, is late: what is next must ask for the lease's time again.
 _LATE_ANSWERS: Final = 100
 # Only the settler changes these; it does so under its lease.
-_SETTLED: Final = ("deposits", "effects", "evm_payments", "monero_payments", "payment_journal")
+_SETTLED: Final = (
+    "deposits", "effects", "evm_payments", "monero_payments", "payment_journal", "wallet_states",
+)  # fmt: skip
 _PAYMENTS: Final = ("evm_payments", "monero_payments")
 # So long after a pause, what a replica decided to before is given out.
 _PAUSING_MS: Final = 60_000
@@ -85,6 +87,19 @@ class DatabaseServer:
                 f" WHEN NEW.state = 'confirmed'{when}"
                 " BEGIN SELECT counted(NEW.network, NEW.txid, NEW.order_id); END"
             )
+        # Called when a payment was signed, before it is on record, with its table and id: what the
+        # schema would refuse then must not have been signed.
+        self.signed: Callable[[str, str], None] = lambda _table, _payment_id: None
+        self.connection.create_function("signed", 2, self._call_signed)
+        # Called when a payment was signed for a nonce that is another's, with the nonce.
+        self.nonce_taken: Callable[[int], None] = lambda _nonce: None
+        self.connection.create_function("nonce_taken", 1, self._call_nonce_taken)
+        self.connection.execute(
+            "CREATE TEMP TRIGGER nonces_taken BEFORE INSERT ON main.evm_payments WHEN EXISTS"
+            " (SELECT 1 FROM main.evm_payments p WHERE p.network = NEW.network AND"
+            " p.sender = NEW.sender AND p.nonce = NEW.nonce AND p.payment_id <> NEW.payment_id)"
+            " BEGIN SELECT nonce_taken(NEW.nonce); END"
+        )
         # Called when a payment is called settled, or failed, with its table and id.
         self.ended: Callable[[str, str], None] = lambda _table, _payment_id: None
         self.connection.create_function("ended", 2, self._call_ended)
@@ -93,6 +108,10 @@ class DatabaseServer:
                 f"CREATE TEMP TRIGGER {table}_ended AFTER UPDATE OF state ON main.{table} WHEN"
                 " NEW.state <> OLD.state AND NEW.state IN ('settled', 'failed')"
                 f" BEGIN SELECT ended('{table}', NEW.payment_id); END"
+            )
+            self.connection.execute(
+                f"CREATE TEMP TRIGGER {table}_recorded BEFORE INSERT ON main.{table}"
+                f" BEGIN SELECT signed('{table}', NEW.payment_id); END"
             )
             self.connection.execute(
                 f"CREATE TEMP TRIGGER {table}_signed AFTER INSERT ON main.{table} WHEN NEW.purpose"
@@ -134,6 +153,12 @@ class DatabaseServer:
     def _call_counted(self, network: str, txid: str, order_id: str) -> None:
         self.counted(network, txid, order_id)
 
+    def _call_signed(self, table: str, payment_id: str) -> None:
+        self.signed(table, payment_id)
+
+    def _call_nonce_taken(self, nonce: int) -> None:
+        self.nonce_taken(nonce)
+
     def _call_ended(self, table: str, payment_id: str) -> None:
         self.ended(table, payment_id)
 
@@ -161,6 +186,8 @@ class SimulatedDatabase:
         self._delay_ms = delay_ms
         self.slow = slow
         self.is_cut = False
+        # Whether commits take up to 15 s on their way.
+        self.is_late = False
         self._group = GroupCommit(self._transact)
 
     async def _travel(self, times: int = 1) -> None:
@@ -195,6 +222,8 @@ class SimulatedDatabase:
         await self._group.write(statements)
 
     async def _transact(self, rows: list[StatementRows]) -> None:
+        if self.is_late:
+            await asyncio.sleep(self._chance.random() * _SLOWEST_SECONDS)
         await self._travel()
         self._require_up()
         is_lease = any("leases SET" in each.sql for each in rows)

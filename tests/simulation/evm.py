@@ -309,13 +309,18 @@ class EvmChain:
     def displace(self, made: Transaction, depth: int) -> None:
         """Have a branch in which the sender has used the nonce to pay somebody else."""
         self._doomed[made.txid] = None
-        data = usdc.transfer(_ELSEWHERE, 1)
+        self.replace_waiting(made, made.to, usdc.transfer(_ELSEWHERE, 1))
+        self.reorganise(depth)
+
+    def replace_waiting(self, made: Transaction, to: str, data: bytes) -> None:
+        """Have the sender use the nonce of a transaction for another one, which waits, too."""
         txid = _hash("displaced", made.txid)
-        rival = replace(made, txid=txid, data=data, max_fee=2 * made.max_fee, tip=2 * made.tip)
+        rival = replace(
+            made, txid=txid, to=to, data=data, max_fee=2 * made.max_fee, tip=2 * made.tip
+        )
         for pool in (self.pool, *(node.pool for node in self.nodes)):
             pool.pop(made.txid, None)
             pool[txid] = rival
-        self.reorganise(depth)
 
     # --- what is sent --------------------------------------------------------------------------
 

@@ -35,6 +35,8 @@ class EvmNode:
 
     ``view``: the chain, or a branch that was replaced. ``share``: how often it answers, of several.
     ``relays``: whether the network hears of what it takes, after ``relay_seconds`` at most.
+    ``keeps_past``: whether it has mined transactions, and states before the newest. ``unlisted``:
+    mined ones that its index lacks until it was asked for their receipts once.
     """
 
     def __init__(self, chain: EvmChain, chance: random.Random) -> None:
@@ -44,6 +46,8 @@ class EvmNode:
         self.lag = 0
         self.relays = True
         self.relay_seconds = 1.0
+        self.keeps_past = True
+        self.unlisted: set[str] = set()
         self._chance = chance
         chain.nodes.append(self)
 
@@ -129,6 +133,7 @@ class EvmNode:
             listed
             for block in self.view.blocks[first : min(last, self.head.number) + 1]
             for each in block.mined
+            if each.made.txid not in self.unlisted
             for event, listed in zip(each.events, _listed(each, block, self.chain), strict=True)
             if _fits(event, topics)
         ]
@@ -138,6 +143,8 @@ class EvmNode:
         number = self.head.number if which in ("latest", "pending") else int(which, 16)
         if number > self.head.number:
             raise CallRefused(-32000, "header not found")
+        if number < self.head.number and not self.keeps_past:
+            raise CallRefused(-32000, "missing trie node")
         return number
 
     def _nonce(self, account: str, which: str) -> str:
@@ -174,7 +181,7 @@ class EvmNode:
     def _known(self, txid: str) -> tuple[Block, Mined] | None:
         """A transaction that is mined in a block that it has."""
         place = self.view.place_of(txid)
-        if place is None or place[0].number > self.head.number:
+        if place is None or place[0].number > self.head.number or not self.keeps_past:
             return None
         return place[0], place[0].mined[place[1]]
 
@@ -187,7 +194,8 @@ class EvmNode:
 
     def _receipt(self, txid: str) -> Any:
         known = self._known(txid)
-        if known is None:
+        if known is None or txid in self.unlisted:
+            self.unlisted.discard(txid)
             return None
         block, mined = known
         return {

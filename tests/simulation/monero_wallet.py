@@ -101,7 +101,10 @@ def address_of(minor: int) -> str:
 
 
 class WalletModel:
-    """The wallet's daemon. It needs its node for all that is not in the wallet."""
+    """The wallet's daemon. It needs its node for all that is not in the wallet.
+
+    ``lag``: newest blocks that it is not given yet.
+    """
 
     FILE: Final = "treasury"
 
@@ -110,6 +113,7 @@ class WalletModel:
         self._chance = chance
         self._file = Wallet()
         self._open: Wallet | None = None
+        self.lag = 0
 
     def restart(self) -> None:
         """Go on from the file; no wallet is open then."""
@@ -208,6 +212,7 @@ class WalletModel:
     def _refresh(self, _params: Any) -> Any:
         self._require_node()
         wallet, blocks = self._wallet, self._node.chain.blocks
+        blocks = blocks[: len(blocks) - self.lag]
         fork = min(len(wallet.scanned), len(blocks))
         while fork and wallet.scanned[fork - 1] != blocks[fork - 1].hash:
             fork -= 1

@@ -60,7 +60,7 @@ _CRITICAL: Final = frozenset(
     {"eth_sendRawTransaction", "/send_raw_transaction", "relay_tx", "transfer"}
 )
 # A wallet's ``transfer`` only signs: what it gives is committed under the lease, then published.
-_PUBLISHING: Final = _CRITICAL - {"transfer"}
+PUBLISHING: Final = _CRITICAL - {"transfer"}
 # One of so many requests is as likely aimed at as each that signs or publishes.
 _REQUESTS: Final = 50
 _OPENING_OUTPUTS: Final = 60
@@ -122,6 +122,13 @@ _USDC_ON_RECORD: Final = (
     "SELECT state FROM evm_payments JOIN evm_attempts USING (payment_id) WHERE txid = ?"
 )
 _XMR_ON_RECORD: Final = "SELECT state FROM monero_payments WHERE txid = ?"
+# Payments that may be on no network yet; the service's own of USDC hold up no others.
+_UNPUBLISHED: Final = {
+    "evm_payments": "SELECT payment_id, txid FROM evm_payments JOIN evm_attempts"
+    " USING (payment_id) WHERE state = 'prepared' AND purpose = 'transfer'",
+    "monero_payments": "SELECT payment_id, txid FROM monero_payments"
+    " WHERE state IN ('prepared', 'relaying')",
+}
 _NONCE: Final = "SELECT sender, nonce FROM evm_payments WHERE payment_id = ?"
 _IMAGES: Final = "SELECT key_image FROM monero_key_images WHERE payment_id = ?"
 # So long after a reorganisation, all replicas that run know of it.
@@ -233,9 +240,14 @@ class OnchainUniverse(Universe):
         self.monerod = MonerodModel(self.monero, "stagenet", self._fork())
         self.wallet = WalletModel(self.monerod, self._fork())
         self.evm.replacing = self._keep_branch
+        self.server.signed = self._signed_payment
+        self.server.nonce_taken = lambda nonce: self.violated(f"nonce {nonce} was signed for again")
         self.server.ended = self._ended_payment
         self.evm.submitting = partial(self._submitted, _USDC_ON_RECORD)
         self.monero.submitting = partial(self._submitted, _XMR_ON_RECORD)
+        # Transactions that have reached a node, and payments by the commit that has recorded them.
+        self._reached: set[str] = set()
+        self._recorded: dict[str, int] = {}
         self._restored_at = -_KNOWN_SECONDS
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
@@ -408,7 +420,7 @@ class OnchainUniverse(Universe):
         """Compare what is published with the lease; perhaps pause the sender, or cut it off from
         the database while it waits for a late answer.
         """
-        if method in _PUBLISHING:
+        if method in PUBLISHING:
             self.published()
         sender = self.sender()
         if sender is None or not self._strikes(self.chain_faults.aimed / _REQUESTS):
@@ -449,11 +461,23 @@ class OnchainUniverse(Universe):
         if depth is not None and depth < CONFIRMATIONS:
             self.violated(f"{payment_id} is final for the service, {depth} blocks deep")
 
+    def _signed_payment(self, table: str, payment_id: str) -> None:
+        """Compare with the nodes: nothing is signed while an earlier payment has reached none.
+
+        Payments that are signed together are recorded in one commit.
+        """
+        now = self._recorded[payment_id] = self.server.commits
+        for row in self.server.connection.execute(_UNPUBLISHED[table]):
+            other = row["payment_id"]
+            if self._recorded.get(other, now) < now and row["txid"] not in self._reached:
+                self.violated(f"{payment_id} was signed behind {other}, which has reached no node")
+
     def _submitted(self, on_record: str, txid: str) -> None:
         """Compare with the record: a payment reaches a node now, and has to be there as given out.
 
         A copy that was put in place a moment ago may lack what is on its way.
         """
+        self._reached.add(txid)
         if self._now() - self._restored_at < _KNOWN_SECONDS:
             return
         row = self.server.connection.execute(on_record, (txid,)).fetchone()
@@ -648,22 +672,25 @@ class OnchainUniverse(Universe):
 
     async def send(self, order: Order, units: int, *, cheats: bool = False) -> None:
         """Pay so much; ``cheats``: take it back if it is not final at some moment."""
-        if order.direction == "x2u":
-            made = self.monero.pay([Paid(order.deposit_address, units)])
-            if cheats:
-                await self._take_xmr_back(made.txid, made.images[0])
-        else:
-            txid = self.evm.send(
-                self._payer(order.number), usdc.transfer(order.deposit_address, units)
-            )
-            if cheats:
-                await self._take_usdc_back(txid)
+        txid = self.pay_out_of_turn(order, units)
+        if cheats and order.direction == "x2u":
+            await self._take_xmr_back(txid)
+        elif cheats:
+            await self._take_usdc_back(txid)
 
-    async def _take_xmr_back(self, txid: str, image: str) -> None:
+    def pay_out_of_turn(self, order: Order, units: int) -> str:
+        """Pay so much now; the transaction's id."""
+        if order.direction == "x2u":
+            return self.monero.pay([Paid(order.deposit_address, units)]).txid
+        payer = self._payer(order.number)
+        return self.evm.send(payer, usdc.transfer(order.deposit_address, units))
+
+    async def _take_xmr_back(self, txid: str) -> None:
         """Have a longer branch without the payment, while that is not final."""
-        if await self._is_shallow("monero", txid):
+        is_shallow = await self._is_shallow("monero", txid)
+        if is_shallow and (made := self.monero.transaction(txid)) is not None:
             self.counts["cheats"] += 1
-            self._replace_xmr(txid, image, self._depth("monero", txid))
+            self._replace_xmr(txid, made.images[0], self._depth("monero", txid))
 
     async def _take_usdc_back(self, txid: str) -> None:
         is_shallow = await self._is_shallow("arbitrum", txid)

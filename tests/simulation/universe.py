@@ -593,13 +593,13 @@ class Universe:
     def published(self) -> None:
         """Compare with the lease's time: a replica sends a signed payment to the network now.
 
-        One that has just been woken may have looked before it was paused. One whose lease was taken
+        Between its look at the lease and the request it can't be paused. One whose lease was taken
         over early could record nothing, and gives out again what is on record.
         """
         if (settler := self._settling()) is None:
             return
         actor, lease = settler
-        if self.loop.time() < actor.woke_at + _WAKING or lease.token in self.server.taken_over:
+        if lease.token in self.server.taken_over:
             return
         row = self.server.connection.execute(_LEASE).fetchone()
         if lease.token != row["token"] or row["expires_at"] <= self.now_ms():
