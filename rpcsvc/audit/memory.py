@@ -1,8 +1,8 @@
 """Facts that audits have read of deep transactions, kept over restarts in a file beside the books.
 
 They are facts of the chain alone, each under the books' own words for it: today's books are
-compared with them as with fresh ones, and a row that has changed is asked about again. An anchor, a block at or
-above all of a network's facts, says whether they are still on the chain.
+compared with them as with fresh ones, and a row that has changed is asked about again. An anchor,
+a block at or above all facts of a network, says whether they are still on the chain.
 """
 
 from __future__ import annotations

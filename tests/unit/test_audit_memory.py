@@ -96,8 +96,9 @@ class Node(EvmClient):
         self.asked[txid] += 1
         return Receipt(txid, True, 80, "h80", 3, 7, ())
 
-    async def block(self, at: Tag | int) -> Block | None:
-        return self.at(int(at)) if int(at) <= self.top else None
+    async def block(self, at: Tag | int = Tag.LATEST) -> Block | None:
+        assert isinstance(at, int)
+        return self.at(at) if at <= self.top else None
 
     def at(self, number: int) -> Block:
         return Block(number, f"{self.branch}{number}", "", 0, None)
