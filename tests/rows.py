@@ -46,10 +46,15 @@ def one_row(database: Database, sql: str, values: tuple[Any, ...] = ()) -> Any:
 
 
 def statement(sql: str, values: tuple[Any, ...] = (), *, first: bool = False) -> Statement:
-    """A write."""
-    number = count()
-    named = re.sub(r"\?", lambda _: f":p{next(number)}", sql)
-    return Statement(named, {f"p{n}": value for n, value in enumerate(values)}, first)
+    """A write. Bytes may stand in it as x'00', which is bits to PostgreSQL."""
+    given, bound = iter(values), dict[str, Any]()
+
+    def bind(found: re.Match[str]) -> str:
+        name = f"p{len(bound)}"
+        bound[name] = next(given) if found[1] is None else bytes.fromhex(found[1])
+        return f":{name}"
+
+    return Statement(re.sub(r"\?|\bx'([0-9a-f]*)'", bind, sql), bound, first)
 
 
 async def set_rates(database: Database, ages_ms: Mapping[int, int]) -> None:

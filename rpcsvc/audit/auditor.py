@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from rpcsvc.audit.check import check
 from rpcsvc.audit.evm_chain import EvmReader
+from rpcsvc.audit.memory import AuditMemory
 from rpcsvc.audit.monero_chain import MoneroReader
 from rpcsvc.audit.records import ETHER, AuditReport, Books, ChainMoved, Difference, Unfit
 from rpcsvc.clock import steady_ms
@@ -116,17 +117,21 @@ async def open_auditor(
     chains: ChainRegistry,
     read: ReadBooks,
     progress: Progress = lambda _text: None,
+    memory: AuditMemory | None = None,
 ) -> AsyncIterator[Auditor]:
-    """An auditor with clients of its own for all configured nodes. Raises SettingsError."""
+    """An auditor with clients of its own for all configured nodes. Raises SettingsError.
+
+    ``memory``: what audits before have read of deep transactions; None: all is asked for.
+    """
     node, wallet = wiring.monero_clients(settings)
-    monero = MoneroReader(node, wallet, wiring.monero_options(settings))
+    monero = MoneroReader(node, wallet, wiring.monero_options(settings), memory)
     networks = wiring.evm_nodes(settings, wiring.served_chains(settings, chains))
     async with AsyncExitStack() as clients:
         await clients.enter_async_context(node)
         await clients.enter_async_context(wallet)
         for item in networks:
             await clients.enter_async_context(item.client)
-        evm = [EvmReader(item.network, item.client) for item in networks]
+        evm = [EvmReader(item.network, item.client, memory) for item in networks]
         yield Auditor(read, monero, evm, progress)
 
 
@@ -233,13 +238,17 @@ def _log(item: Difference) -> None:
 
 @asynccontextmanager
 async def audit_loop(
-    settings: OnchainSettings, chains: ChainRegistry, read: ReadBooks, switch: PauseSwitch
+    settings: OnchainSettings,
+    chains: ChainRegistry,
+    read: ReadBooks,
+    switch: PauseSwitch,
+    memory: AuditMemory,
 ) -> AsyncIterator[AuditLoop]:
     """The loop of the running service, as its settings say. Raises SettingsError.
 
     ``switch``: the one that the engine checks.
     """
-    async with open_auditor(settings, chains, read) as auditor:
+    async with open_auditor(settings, chains, read, memory=memory) as auditor:
         yield AuditLoop(
             auditor,
             switch,

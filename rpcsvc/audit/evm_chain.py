@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Struct, field
 
+from rpcsvc.audit.memory import Anchor, AuditMemory
 from rpcsvc.audit.records import (
     Books,
     ChainMoved,
@@ -86,13 +87,40 @@ class EvmReceipts(Struct):
 
     network: EvmNetwork
     client: EvmClient
+    memory: AuditMemory | None = None
     _mined: dict[str, MinedTransaction] = field(default_factory=dict)
+    _fresh: dict[str, MinedTransaction] = field(default_factory=dict)
     _by_hand: dict[str, ByHand] = field(default_factory=dict)
 
-    def forget(self) -> None:
-        """Forget the receipts: blocks may have been replaced."""
+    async def start_again(self) -> None:
+        """Forget the receipts, since blocks may have been replaced; recall those of before whose
+        anchor is on the chain.
+        """
         self._mined.clear()
+        self._fresh.clear()
         self._by_hand.clear()
+        if self.memory is None:
+            return
+        recalled = await self.memory.recall(self.network.name, MinedTransaction)
+        if recalled is None:
+            return
+        anchor, found = recalled
+        block = await self.client.block(anchor.number)
+        if block is not None and block.hash == anchor.hash:
+            self._mined |= found
+        else:
+            await self.memory.forget(self.network.name)
+
+    async def keep(self, anchor: Block | None) -> None:
+        """Remember the deep receipts that were read since; ``anchor`` is at or above them all."""
+        if self.memory is not None and anchor is not None and self._fresh:
+            at = Anchor(anchor.number, anchor.hash)
+            await self.memory.remember(self.network.name, at, self._fresh)
+        self._fresh.clear()
+
+    def deepest(self, head: Block) -> int | None:
+        """Return the newest block that is deep below ``head``, if a receipt is to be kept."""
+        return head.number - self.network.failed_after if self._fresh else None
 
     def knows(self, txid: str) -> bool:
         """Whether a transaction is mined, and too deep to be asked about again."""
@@ -117,7 +145,7 @@ class EvmReceipts(Struct):
                 continue
             found[txid] = self._read(receipt)
             if self._is_deep(receipt, head):
-                self._mined[txid] = found[txid]
+                self._mined[txid] = self._fresh[txid] = found[txid]
         return found, frozenset(later)
 
     async def by_hand(self, txids: Iterable[str], hot: str, head: Block) -> dict[str, ByHand]:
@@ -189,12 +217,14 @@ class _ScannedEvents(Struct):
 class EvmReader:
     """Reads one network. ``client`` is open. Everything raises RpcFailure, ChainMoved and Unfit."""
 
-    def __init__(self, network: EvmNetwork, client: EvmClient) -> None:
+    def __init__(
+        self, network: EvmNetwork, client: EvmClient, memory: AuditMemory | None = None
+    ) -> None:
         self.network = network
         self._client = client
         self._span = WIDEST_LOG_RANGE
         self._memory: _ScannedEvents | None = None
-        self._receipts = EvmReceipts(network, client)
+        self._receipts = EvmReceipts(network, client, memory)
 
     async def head(self) -> Block:
         """The newest block. It is asked for before the books are copied.
@@ -249,7 +279,10 @@ class EvmReader:
         depth = await self._deposit_depth(head)
         ours = await self._ether(books, head, ether, mined, by_hand)
         stale = await self._is_stale(books.watched[self.network.name])
+        deepest = self._receipts.deepest(head)
+        anchor = None if deepest is None else await self._block(deepest)
         await self._require_same(head)
+        await self._receipts.keep(anchor)
         return EvmFacts(
             network=self.network.name,
             top=head.number,
@@ -315,10 +348,10 @@ class EvmReader:
         memory = self._memory
         if memory is not None and await self._has(memory.done):
             if not await self._has(memory.top):
-                self._receipts.forget()
+                await self._receipts.start_again()
             return memory
         self._memory = _ScannedEvents(since=books.watched[self.network.name].since)
-        self._receipts.forget()
+        await self._receipts.start_again()
         return self._memory
 
     async def _moves(

@@ -8,14 +8,16 @@ Source: the daemon and wallet RPC documentation at getmonero.org.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct, field, json
 from msgspec.structs import replace
 from pydantic import BeforeValidator
 
+from rpcsvc.audit.memory import Anchor, AuditMemory
 from rpcsvc.audit.records import (
     MONERO,
     Arrival,
@@ -123,13 +125,6 @@ class _Known:
     txs: tuple[_OnNode, ...] = ()
 
 
-class _Mark(Struct, frozen=True):
-    """A block: all before it is kept."""
-
-    height: int
-    hash: str
-
-
 class _Sent(Struct, frozen=True):
     """A transaction of the wallet, as it lists it."""
 
@@ -138,9 +133,11 @@ class _Sent(Struct, frozen=True):
 
 
 class _ScannedPayments(Struct):
-    """The wallet's lists of blocks up to ``mark``, and payments that are deep below it."""
+    """The wallet's lists of blocks up to ``mark``, and payments that are deep below it, by what was
+    asked about each (``_key``).
+    """
 
-    mark: _Mark | None = None
+    mark: Anchor | None = None
     arrivals: list[Arrival] = field(default_factory=list)
     sent: list[_Sent] = field(default_factory=list)
     payments: dict[str, Sighting] = field(default_factory=dict)
@@ -152,11 +149,18 @@ class MoneroReader:
     Everything raises RpcFailure, ChainMoved and Unfit.
     """
 
-    def __init__(self, node: MonerodClient, wallet: WalletClient, options: MoneroOptions) -> None:
+    def __init__(
+        self,
+        node: MonerodClient,
+        wallet: WalletClient,
+        options: MoneroOptions,
+        memory: AuditMemory | None = None,
+    ) -> None:
         self._node = node
         self._wallet = wallet
         self._options = options
         self._memory = _ScannedPayments()
+        self._kept_over_restarts = memory
         self._window = _WINDOW
 
     async def head(self) -> BlockHeader:
@@ -187,13 +191,14 @@ class MoneroReader:
         stale = await self._is_stale(books.watched.get(MONERO))
         await self._require_same(head)
         payments = books.payments_on(MONERO)
-        seen = await self._sightings(memory, payments, head)
+        asked = await self._sightings(memory, payments, head)
+        seen = {item.payment_id: asked[key] for item in payments if (key := _key(item)) in asked}
         recorded = {txid for payment in payments for txid in payment.txids}
         departures = [
             item.departure if item.departure.txid in recorded else await self._outward(item)
             for item in sent
         ]
-        self._memory = await self._to_keep(head, arrivals, sent, seen)
+        self._memory = await self._to_keep(head, arrivals, sent, asked)
         return MoneroFacts(
             top=head.height,
             deposit_depth=self._options.final_confirmations,
@@ -212,7 +217,7 @@ class MoneroReader:
     ) -> tuple[list[Arrival], list[_Sent]]:
         """Return all incoming and outgoing transfers in blocks up to ``top``."""
         arrivals, sent = list(memory.arrivals), list(memory.sent)
-        after = memory.mark.height if memory.mark else 0
+        after = memory.mark.number if memory.mark else 0
         while after < top:
             upto = min(after + self._window, top)
             answer = await self._transfers(after, upto)
@@ -274,18 +279,17 @@ class MoneroReader:
     async def _sightings(
         self, memory: _ScannedPayments, payments: Sequence[PaymentEntry], head: BlockHeader
     ) -> dict[str, Sighting]:
+        """The sightings of payments, by ``_key``."""
         seen = {
-            payment.payment_id: memory.payments[payment.payment_id]
-            for payment in payments
-            if payment.payment_id in memory.payments
+            key: memory.payments[key] for item in payments if (key := _key(item)) in memory.payments
         }
-        asked = [item for item in payments if item.payment_id not in seen]
+        asked = [item for item in payments if _key(item) not in seen]
         for some in _batches(asked):
             by_txid = await self._on_node([item.txids[0] for item in some])
             for payment in some:
                 found = by_txid.get(payment.txids[0])
                 if found is not None:
-                    seen[payment.payment_id] = await self._proven(payment, found, head)
+                    seen[_key(payment)] = await self._proven(payment, found, head)
         return seen
 
     async def _on_node(self, txids: Sequence[str]) -> dict[str, Sighting]:
@@ -338,13 +342,28 @@ class MoneroReader:
     # --- cache ---------------------------------------------------------------------------------
 
     async def _kept(self) -> _ScannedPayments:
-        """The lists read before, if the last block of them is still on the chain."""
+        """The lists read before, if the last block of them is still on the chain, else the payments
+        that were remembered over a restart.
+        """
         mark = self._memory.mark
-        if mark is not None:
-            header = await self._node.header_at(mark.height)
-            if header is None or header.hash != mark.hash:
-                self._memory = _ScannedPayments()
+        if mark is None or not await self._has(mark):
+            self._memory = _ScannedPayments(payments=await self._recalled())
         return self._memory
+
+    async def _recalled(self) -> dict[str, Sighting]:
+        kept = self._kept_over_restarts
+        recalled = None if kept is None else await kept.recall(MONERO, Sighting)
+        if kept is None or recalled is None:
+            return {}
+        anchor, found = recalled
+        if await self._has(Anchor(anchor.number, anchor.hash)):
+            return found
+        await kept.forget(MONERO)
+        return {}
+
+    async def _has(self, block: Anchor) -> bool:
+        header = await self._node.header_at(block.number)
+        return header is not None and header.hash == block.hash
 
     async def _to_keep(
         self,
@@ -362,8 +381,13 @@ class MoneroReader:
             for key, item in seen.items()
             if item.block is not None and item.block <= height
         }
+        mark = Anchor(height, header.hash)
+        fresh = {key: item for key, item in deep.items() if key not in self._memory.payments}
+        if fresh and self._kept_over_restarts is not None:
+            await self._require_same(head)
+            await self._kept_over_restarts.remember(MONERO, mark, fresh)
         return _ScannedPayments(
-            mark=_Mark(height, header.hash),
+            mark=mark,
             arrivals=[item for item in arrivals if item.block and item.block <= height],
             sent=[item for item in sent if item.departure.block <= height],
             payments=deep,
@@ -416,6 +440,12 @@ def _arrival(item: _Came) -> Arrival:
 def _sent(item: _Went) -> _Sent:
     departure = Departure(item.txid, item.amount, item.fee, item.height)
     return _Sent(departure, tuple((to.address, to.amount) for to in item.destinations))
+
+
+def _key(payment: PaymentEntry) -> str:
+    """Return a digest of what a sighting is read by: a payment whose row changes is a new one."""
+    row = (payment.payment_id, *payment.txids, payment.tx_key, payment.recipient, payment.purpose)
+    return hashlib.sha256(json.encode(row)).hexdigest()
 
 
 def _batches(items: Sequence[PaymentEntry]) -> Iterator[Sequence[PaymentEntry]]:

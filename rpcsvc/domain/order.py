@@ -238,8 +238,7 @@ class Transfer(Struct, frozen=True):
 
     ``units`` is what the recipient gets; ``fee`` what the network takes besides. ``raw`` holds the
     signed bytes, hex, from PREPARED on: the very same are published again, never others. It is
-    empty when another transfer has the bytes of the same transaction, or the operator recorded it
-    as paid.
+    empty when the wallet keeps the bytes itself, or the operator recorded it as paid.
     ``integrator_fee``: what was kept from a payout for the order's integrator, in the same units.
     ``receipt`` (JSON): how anyone can check that it was made; its transaction id is the one that
     was mined, which differs from ``txid`` when the fee had to be raised.

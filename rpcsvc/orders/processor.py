@@ -194,15 +194,14 @@ class OrderProcessor:
     ) -> None:
         """Apply TransferPrepared to each transfer that ``signed`` pays: all of them, or none.
 
-        The first one of a transaction gets the bytes. The others have its transaction id, which is
-        a hash of them. No two transfers are of one order. ``commit`` writes that together with rows
-        of its own. ``check`` is called under the orders' locks, with the orders as they are now.
-        Raises as ``apply`` does, and as ``check`` does.
+        No two transfers are of one order. ``commit`` writes that together with rows of its own.
+        ``check`` is called under the orders' locks, with the orders as they are now. Raises as
+        ``apply`` does, and as ``check`` does.
         """
         events: Mapping[str, Event] = {
-            order_of(name): TransferPrepared(name, made.txid, "" if number else made.raw)
+            order_of(name): TransferPrepared(name, made.txid, made.raw)
             for made in signed
-            for number, name in enumerate(made.transfer_ids)
+            for name in made.transfer_ids
         }
         async with AsyncExitStack() as held:
             for order_id in sorted(events):  # everyone in the same order: nobody waits in a circle

@@ -20,6 +20,7 @@ from rpcsvc.domain.refunds import waiting_units
 from rpcsvc.domain.reservations import funded_reservations_of, reservations_of
 from rpcsvc.store.changes import RelayState
 from rpcsvc.store.database import Row, Statement, Tables, from_row
+from rpcsvc.store.order_rows import receipt_from
 from rpcsvc.store.orders import OrderStore
 
 _SELECT: Final = """
@@ -506,4 +507,4 @@ def _owed(order: Order) -> Owed:
 
 def _booked(row: Row, since: int, reason: str | None) -> BookedTransfer:
     given = row["reason"] if row["reason"] is not None else reason
-    return from_row(BookedTransfer, row, since=since, reason=given)
+    return from_row(BookedTransfer, row, since=since, reason=given, receipt=receipt_from(row))

@@ -40,6 +40,7 @@ from rpcsvc.store.database import (
     Values,
     fields_of,
     from_row,
+    insert,
     to_row,
     update,
 )
@@ -80,13 +81,17 @@ _INSERT_RESPONSE: Final = (
     " VALUES (:namespace, :key, :operation, :params, :body, :created_at,"
     " (SELECT seq FROM orders WHERE order_id = :order_id))"
 )
+_UNPACKED: Final = (
+    "seq", "namespace", "idempotency_key", "operation", "params", "body", "created_at", "order_seq",
+)  # fmt: skip
 _SELECT_UNPACKED: Final = (
-    "SELECT seq, body, order_seq FROM idempotency_keys WHERE packed = 0 AND created_at < :before"
-    " ORDER BY created_at LIMIT :limit"
+    f"SELECT {', '.join(_UNPACKED)} FROM idempotency_keys WHERE packed = 0"
+    " AND created_at < :before ORDER BY created_at LIMIT :limit"
 )
-_PACK: Final = (
-    "UPDATE idempotency_keys SET body = :body, packed = :packed WHERE seq = :seq AND packed = 0"
-)
+# An answer as it was sent has pages of its own, which SQLite joins with others only where a row is
+# deleted: updated in place, a packed one would keep a whole page.
+_DELETE_UNPACKED: Final = "DELETE FROM idempotency_keys WHERE seq = :seq AND packed = 0"
+_INSERT_PACKED: Final = insert("idempotency_keys", (*_UNPACKED, "packed"))
 # A poll renders it from the order again.
 _DELETE_ENDED_VIEW: Final = (
     "DELETE FROM status_views WHERE order_seq = :seq AND EXISTS (SELECT 1 FROM orders o"
@@ -233,12 +238,40 @@ def deposit_from(row: Row) -> Deposit:
 
 def transfer_values(order_id: str, transfer: Transfer) -> Values:
     """Return the values of TRANSFER."""
-    return to_row(transfer, order_id=order_id, asset=transfer.asset.symbol)
+    raw, receipt = transfer.raw, transfer.receipt
+    known = _known(transfer.address, transfer.txid, transfer.transfer_id)
+    return to_row(
+        transfer,
+        order_id=order_id,
+        asset=transfer.asset.symbol,
+        raw=None if raw is None else bytes.fromhex(raw),
+        receipt=None if receipt is None else packing.pack_receipt(receipt, known),
+    )
 
 
 def transfer_from(row: Row) -> Transfer:
     """Return the transfer of a row of TRANSFER."""
-    return from_row(Transfer, row, asset=ASSETS[row["asset"]])
+    raw = row["raw"]
+    return from_row(
+        Transfer,
+        row,
+        asset=ASSETS[row["asset"]],
+        raw=None if raw is None else raw.hex(),
+        receipt=receipt_from(row),
+    )
+
+
+def receipt_from(row: Row) -> str | None:
+    """Return the receipt (JSON) of a row of transfers that has its address and ids, too."""
+    if row["receipt"] is None:
+        return None
+    known = _known(row["address"], row["txid"], row["transfer_id"])
+    return packing.unpack_receipt(row["receipt"], known)
+
+
+def _known(address: str, txid: str | None, transfer_id: str) -> bytes:
+    """Return what a receipt repeats of its row; no row changes any of it once it has a receipt."""
+    return f"{address} {txid} {transfer_id}".encode()
 
 
 def fill_values(order_id: str, chunk: int, fill: Fill) -> Values:
@@ -288,27 +321,31 @@ class IdempotencyRows:
         row = await self._db.fetch_one(_SELECT_RESPONSE, namespace=namespace, key=key)
         if row is None:
             return None
-        params, body = orjson.loads(row["params"]), packing.unpack(row["body"], row["packed"])
-        return from_row(StoredResponse, row, key=row["idempotency_key"], params=params, body=body)
+        params, body = row["params"], row["body"]
+        if row["packed"]:
+            params, body = packing.unpack(body, row["packed"])
+        return from_row(
+            StoredResponse, row, key=row["idempotency_key"], params=orjson.loads(params), body=body
+        )
 
     async def pack_responses(self, before: int, limit: int) -> int:
         """Compress answers made before a time; delete the status answers of their orders that are
         over.
 
         It handles ``limit`` at once and returns how many. A replay has the same bytes as before.
+        Raises StaleWrite if another process has deleted one meanwhile: then none is packed.
         """
         found = await self._db.fetch(_SELECT_UNPACKED, before=before, limit=limit)
-        rows = [
-            Statement(
-                _PACK,
-                {"seq": row["seq"], "body": packing.pack(row["body"]), "packed": packing.NEWEST},
-            )
-            for row in found
-        ]
-        orders = [row["order_seq"] for row in found if row["order_seq"] is not None]
+        rows: list[Statement] = []
+        for row in found:
+            body = packing.pack(row["params"], row["body"])
+            packed = {**fields_of(row), "params": "", "body": body, "packed": packing.NEWEST}
+            rows.append(Statement(_DELETE_UNPACKED, {"seq": row["seq"]}, finds=True))
+            rows.append(Statement(_INSERT_PACKED, packed))
+            if row["order_seq"] is not None:
+                rows.append(Statement(_DELETE_ENDED_VIEW, {"seq": row["order_seq"]}))
         if rows:
-            views = [Statement(_DELETE_ENDED_VIEW, {"seq": seq}) for seq in orders]
-            await self._db.write([*rows, *views])
+            await self._db.write(rows)
         return len(found)
 
     async def forget_responses(self, before: int) -> int:

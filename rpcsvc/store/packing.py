@@ -1,7 +1,7 @@
-"""Stored answers, compressed with a dictionary of sample answers.
+"""Stored answers with their calls, and receipts, compressed with dictionaries of samples.
 
-A row names the dictionary that packed it, so a dictionary is never changed or removed: a better one
-gets the next number.
+What is packed names its dictionary, so a dictionary is never changed or removed: a better one gets
+the next number.
 """
 
 from __future__ import annotations
@@ -12,9 +12,16 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from importlib import resources
 from typing import Final
 
-# By their numbers; 0 is an answer as it is.
+# By their numbers; a row with 0 is not packed.
 DICTIONARIES: Final = {1: (resources.files(__package__) / "answers_1.txt").read_bytes()}
 NEWEST: Final = max(DICTIONARIES)
+# What receipts have in common, by the number with which a packed one begins.
+RECEIPTS: Final = {
+    1: b'"chainId":42161,"token":"0xaf88d065e77c8cC2239327C5EDb3A432268e5831","logIndex":'
+    b'{"network":"arbitrum","asset":"USDC","txid":"0x","address":"0x","amount":"'
+    b'{"network":"monero","asset":"XMR","txid":"","address":"","amount":"0.","block":'
+    b',"transactionKey":"","transactionProof":"OutProofV2","proofMessage":"'
+}
 _LEVEL: Final = 6
 # A signature covers base64 of what the answer says in plain text elsewhere.
 _JWS: Final = re.compile(rb'"(eyJ[\w-]+)\.(eyJ[\w-]+)\.([\w-]+)"')
@@ -22,25 +29,46 @@ _JWS: Final = re.compile(rb'"(eyJ[\w-]+)\.(eyJ[\w-]+)\.([\w-]+)"')
 _MARK: Final = b"\0"
 
 
-def pack(body: bytes) -> bytes:
-    """Return a JSON answer compressed with the newest dictionary."""
-    packer = zlib.compressobj(_LEVEL, zdict=DICTIONARIES[NEWEST])
-    return packer.compress(_plain(body)) + packer.flush()
+def pack(params: str, body: bytes) -> bytes:
+    """Return the JSON of a call's params and its answer, compressed with the newest dictionary.
+
+    The params repeat what the answer says, and take a fifth of the room that they would have
+    beside it.
+    """
+    return _packed(params.encode() + _MARK + _plain(body), DICTIONARIES[NEWEST])
 
 
-def unpack(packed: bytes, number: int) -> bytes:
-    """Return the answer that was packed with a dictionary of this number.
+def unpack(packed: bytes, number: int) -> tuple[str, bytes]:
+    """Return the params and the answer that were packed with a dictionary of this number.
 
-    Raises ValueError or zlib.error for bytes that were not: checksums of dictionary and answer are
+    Raises ValueError or zlib.error for bytes that were not: checksums of dictionary and content are
     among them (RFC 1950).
     """
-    if number == 0:
-        return packed
-    unpacker = zlib.decompressobj(zdict=DICTIONARIES[number])
+    params, _, body = _unpacked(packed, DICTIONARIES[number]).partition(_MARK)
+    return params.decode(), _original(body)
+
+
+def pack_receipt(receipt: str, known: bytes) -> bytes:
+    """Return a receipt (JSON), compressed with a sample and what is ``known`` from its row."""
+    return bytes([1]) + _packed(receipt.encode(), RECEIPTS[1] + known)
+
+
+def unpack_receipt(packed: bytes, known: bytes) -> str:
+    """Return the receipt that was packed beside the same row. Raises as ``unpack`` does."""
+    return _unpacked(packed[1:], RECEIPTS[packed[0]] + known).decode()
+
+
+def _packed(plain: bytes, dictionary: bytes) -> bytes:
+    packer = zlib.compressobj(_LEVEL, zdict=dictionary)
+    return packer.compress(plain) + packer.flush()
+
+
+def _unpacked(packed: bytes, dictionary: bytes) -> bytes:
+    unpacker = zlib.decompressobj(zdict=dictionary)
     plain = unpacker.decompress(packed)
     if not unpacker.eof:
-        raise ValueError("a packed answer is cut short")
-    return _original(plain)
+        raise ValueError("packed bytes are cut short")
+    return plain
 
 
 def _plain(body: bytes) -> bytes:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from rpcsvc.audit.auditor import audit_loop
 from rpcsvc.audit.books import reader_of
+from rpcsvc.audit.memory import AuditMemory
 from rpcsvc.clock import DAY_MS, Clock, iso8601
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units, mul_div_ceil
 from rpcsvc.domain.pricing import ONE_XMR, Direction, convert_floor
@@ -515,7 +516,8 @@ async def overseen(
         yield settlement, treasury
         return
     books = reader_of(settings.data_dir, tables if settings.postgresql_url else None)
-    async with audit_loop(settings.onchain, chains, books, switch) as audits:
+    memory = AuditMemory(settings.data_dir)
+    async with audit_loop(settings.onchain, chains, books, switch, memory) as audits:
         settlement.worker.beside(audits.run)
         readings = replace(settlement.readings, last_audit=lambda: audits.last)
         yield replace(settlement, readings=readings), treasury

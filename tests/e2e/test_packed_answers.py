@@ -1,7 +1,8 @@
-"""Answers of orders made a day ago are packed, and are replayed and shown as before."""
+"""Answers of orders made an hour ago are packed, and are replayed and shown as before."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
 from tests.rows import all_rows
 from tests.sandbox import EVM, HOUR_MS, MONERO, Placed, Sandbox
+from tools.order_sizes import settled
 
 ROWS = {row.name: row for row in OPERATIONS}
 KEY = "0123456789abcdef"
@@ -31,9 +33,7 @@ def stored(box: Sandbox) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("direction", ["x2u", "u2x"])
-async def test_answer_of_yesterday_is_packed_and_replayed_unchanged(
-    box: Sandbox, direction: str
-) -> None:
+async def test_answer_of_an_hour_ago_is_packed_and_replayed(box: Sandbox, direction: str) -> None:
     to, amount = (EVM, "0.8") if direction == "x2u" else (MONERO, "150")
     params = {"direction": direction, "chain": "arbitrum", "amount": amount, "to": to}
     first = await reply(box, "swap.create", params)
@@ -42,10 +42,10 @@ async def test_answer_of_yesterday_is_packed_and_replayed_unchanged(
     await box.settle(8)
     shown = await box.call("swap.status", orderId=order_id)
     assert shown["state"] == "completed"
-    await box.jump(23 * HOUR_MS)
+    await box.jump(HOUR_MS - 60_000)
     packed, size, views = stored(box)
     assert (packed, views) == (0, 1)
-    await box.jump(HOUR_MS)
+    await box.jump(60_000)
     assert stored(box)[0] == 1
     assert stored(box)[1] < size // 7
     assert stored(box)[2] == 0
@@ -63,3 +63,8 @@ async def test_status_answer_of_an_order_that_waits_stays(box: Sandbox) -> None:
     assert answer["data"]["actionRequired"] == "refund_address"
     packed, _, views = stored(box)
     assert (packed, views) == (1, 1)
+
+
+async def test_settled_order_of_the_sandbox_holds_5_kib_at_most(tmp_path: Path) -> None:
+    before, tables = await settled(100, tmp_path)
+    assert sum(tables.values()) < 5 * 1024 < before

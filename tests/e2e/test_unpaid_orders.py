@@ -18,7 +18,7 @@ from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from tests.rows import all_rows
 from tests.sandbox import EVM, HOUR_MS, MONERO, Placed, Sandbox, sandbox
-from tools.unpaid_orders import measured
+from tools.order_sizes import unpaid
 
 DAY_MS = 24 * HOUR_MS
 WAYS = ("x2u", "u2x")
@@ -184,5 +184,5 @@ async def test_a_deposit_right_before_the_deletion_keeps_the_answers(
 
 
 async def test_an_unpaid_order_holds_no_more_than_is_budgeted(tmp_path: Path) -> None:
-    before, after = await measured(100, tmp_path)
+    before, after = await unpaid(100, tmp_path)
     assert 3_000 < before - after <= policy.UNPAID_BYTES

@@ -93,7 +93,7 @@ async def test_the_same_bytes_again_in_pool_and_chain_pay_once(payer: EvmPayer) 
     transfer = await payer.prepared(payer.transfer(USER))
     for _ in range(2):
         assert (await payer.payments.publish(transfer)).outcome is Outcome.PENDING
-    raw = bytes.fromhex(transfer.raw or "")
+    raw = bytes.fromhex((await payer.payment(transfer)).attempts[0].raw)
     assert (await payer.client.submit(raw)).submission is EvmSubmission.KNOWN
     assert (await payer.payments.look_up(transfer)).reason == "waits to be mined"
     await payer.controls.mine(3)
@@ -376,7 +376,7 @@ async def test_kill_after_the_node_took_it_repeats_no_payout(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
-    await payer.client.submit(bytes.fromhex(transfer.raw or ""))
+    await payer.client.submit(bytes.fromhex((await payer.payment(transfer)).attempts[0].raw))
     await mined(payer.token.client, transfer.txid or "")
     async with payer.again() as later:
         monkeypatch.setattr(later.client, "submit_each", None)  # calling it would fail
@@ -406,7 +406,6 @@ async def test_a_record_that_is_not_ours_is_left_alone(payer: EvmPayer) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     for strange in (
         replace(transfer, txid="0x00"),
-        replace(transfer, raw="00"),
         payer.transfer(USER),
     ):
         with pytest.raises(LookupError, match="not the recorded one"):

@@ -200,7 +200,7 @@ async def test_settled_payout_deep_again_before_a_check_is_silent(
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
     await payer.controls.reorganise(4)
-    await payer.token.client.submit(bytes.fromhex(transfer.raw or ""))
+    await payer.token.client.submit(bytes.fromhex((await payer.payment(transfer)).attempts[0].raw))
     await mined(payer.token.client, transfer.txid or "")
     await payer.controls.mine(payer.network.settled_after)
     await payer.follow()

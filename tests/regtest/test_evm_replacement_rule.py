@@ -101,7 +101,7 @@ async def outpriced(node: Strict) -> Transfer:
     await own.controls.set_next_base_fee(BASE_FEE)
     await own.controls.mine()
     await own.controls.set_next_base_fee(GWEI)
-    await own.token.client.submit(bytes.fromhex(transfer.raw or ""))
+    await own.token.client.submit(bytes.fromhex((await own.payment(transfer)).attempts[0].raw))
     assert await node.waits(transfer.txid or "")
     return transfer
 

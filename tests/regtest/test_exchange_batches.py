@@ -74,9 +74,13 @@ async def test_payouts_that_are_due_together_leave_in_one_transaction(trader: Tr
     await trader.check()
     with closing(sqlite3.connect(trader.stack.data_dir / DATABASE_NAME)) as books:
         (stored,) = books.execute(
-            "SELECT count(*), count(DISTINCT txid), sum(raw <> '') FROM transfers"
+            "SELECT count(*), count(DISTINCT txid), sum(length(raw)) FROM transfers"
         )
-    assert stored == (ORDERS, 1, 1)
+        (signed,) = books.execute(
+            "SELECT count(*), sum(length(raw) > 1000) FROM monero_payments"
+            " WHERE purpose = 'transfer'"
+        )
+    assert (stored, signed) == ((ORDERS, 1, 0), (1, 1))
 
 
 async def kill_and_finish(

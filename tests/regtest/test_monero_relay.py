@@ -88,8 +88,11 @@ async def test_a_payment_that_the_node_never_sent_on_is_relayed(
     """
     transfer = await pair.own.prepared(pair.own.transfer(PAYEE))
 
+    payment = await pair.own.ledger.payment(transfer.transfer_id)
+    assert payment is not None
+
     async def take_only(_metadata: str) -> str:
-        params = {"tx_as_hex": transfer.raw, "do_not_relay": True}
+        params = {"tx_as_hex": payment.raw, "do_not_relay": True}
         await pair.node.rpc.act_path("/send_raw_transaction", params)
         return transfer.txid or ""
 

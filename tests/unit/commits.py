@@ -26,14 +26,14 @@ async def record(books: JournaledBooks, order: Order) -> None:
     planned = order.transfers[0]
     if planned.network == "monero":
         made = xmr_payment(order, "aa")
-        signed = PreparedTransfer(made.txid, made.raw, (planned.transfer_id,))
+        signed = PreparedTransfer(made.txid, (planned.transfer_id,))
 
         async def commit(rows: Rows) -> None:
             await books.monero.add_payment(made, rows)
     else:
         paid = evm_payment(planned.transfer_id, planned.units, planned.address, 4)
         first = paid.attempts[0]
-        signed = PreparedTransfer(first.txid, first.raw, (planned.transfer_id,))
+        signed = PreparedTransfer(first.txid, (planned.transfer_id,))
 
         async def commit(rows: Rows) -> None:
             await books.evm.add_payment(paid, rows=rows)

@@ -152,7 +152,7 @@ class EarlyExchange:
                 found = (await self.order(pending.order_id.removeprefix("ord_"))).transfer(name)
                 if found is None or found.state is TransferState.CANCELLED:
                     continue
-                signed = ev.TransferPrepared(name, f"tx of {name}", "raw")
+                signed = ev.TransferPrepared(name, f"tx of {name}", "00")
                 await self.processor.apply(pending.order_id, signed)
                 await self.processor.apply(
                     pending.order_id, ev.TransferSettled(name), done=(pending.effect,)

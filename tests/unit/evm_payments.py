@@ -10,7 +10,7 @@ HOT = "0xHot"
 
 
 def attempt(txid: str, gwei: int = 5) -> Attempt:
-    return Attempt(txid, f"02{txid}", gwei * GWEI, gwei * GWEI // 10, 1000 + gwei)
+    return Attempt(txid, f"02{txid.encode().hex()}", gwei * GWEI, gwei * GWEI // 10, 1000 + gwei)
 
 
 def payment(

@@ -66,7 +66,7 @@ class ReorgNode:
         }
 
     async def submit(self, raw: str) -> MoneroSubmissionResult:
-        txid = raw.removeprefix("raw of ")
+        txid = bytes.fromhex(raw).decode()
         self.submitted.append(txid)
         if self.says is MoneroSubmission.ACCEPTED:
             self.known[txid] = None
@@ -140,7 +140,7 @@ class ReorgRig:
     ) -> MoneroPayment:
         """Record a payment in this state."""
         made = MoneroPayment(
-            name, purpose, f"4 {name}", XMR, 5, f"tx {name}", f"raw of tx {name}", "meta",
+            name, purpose, f"4 {name}", XMR, 5, f"tx {name}", f"tx {name}".encode().hex(), "meta",
             "key", (f"image of {name}",), 1000,
         )  # fmt: skip
         await self.ledger.add_payment(made)

@@ -83,7 +83,7 @@ def random_event(draw: Draw, order: Order, now: int, fresh: int) -> ev.Event:
         ev.DepositRemoved(deposit),
         ev.Repriced(draw(st.sampled_from([1, 120_000_000, 165_000_000, 200_000_000]))),
         ev.RefundAddressGiven(f"refund here {draw(st.integers(0, 2))}"),
-        ev.TransferPrepared(transfer, f"id of {transfer}", "raw"),
+        ev.TransferPrepared(transfer, f"id of {transfer}", "00"),
         ev.TransferPublished(transfer),
         ev.TransferUnknown(transfer, "lost"),
         ev.TransferSettled(transfer),

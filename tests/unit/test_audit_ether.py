@@ -157,7 +157,7 @@ async def test_deep_transactions_are_asked_once_young_ones_again() -> None:
         assert later == {"later"}
     assert node.asked == {"deep": 1, "young": 2, "later": 2, "nowhere": 2}
     assert receipts.knows("deep")
-    receipts.forget()
+    await receipts.start_again()
     assert not receipts.knows("deep")
 
 

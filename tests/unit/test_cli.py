@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
-from rpcsvc.store.backends.sqlite.database import DataDirInUse
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, DataDirInUse
+from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.schema import UnknownSchema
 from tests.operator_cli import Envelopes
 
@@ -940,6 +942,17 @@ def test_db_check_without_a_database_exits_with_1(cli: Cli) -> None:
 def test_db_backup_without_a_database_exits_with_2(cli: Cli, tmp_path: Path) -> None:
     assert cli("db", "backup", str(tmp_path / "copy")) == 2
     assert "There is no database" in cli.err
+
+
+def test_db_backup_tells_its_progress_on_request(cli: Cli, tmp_path: Path) -> None:
+    cli.data_dir.mkdir(mode=0o700)
+    with closing(sqlite3.connect(cli.data_dir / DATABASE_NAME, isolation_level=None)) as made:
+        migrate(made)
+    assert cli("db", "backup", "--progress", str(tmp_path / "copy")) == 0
+    assert "copying: 100 %\nchecking the file: 0 %\n" in cli.err
+    assert "checking the books: 90 %\n" in cli.err
+    assert cli("db", "check") == 0
+    assert cli.err == "", "no terminal"
 
 
 def test_asking_a_server_loads_no_server() -> None:

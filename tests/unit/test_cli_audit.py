@@ -35,7 +35,8 @@ async def nothing(_settings: Settings, _load: Callable[[], Settings]) -> None:
 def audit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: AuditReport | Exception, *flags: str
 ) -> int:
-    async def fake(_settings: Settings, progress: Progress) -> AuditReport:
+    async def fake(_settings: Settings, progress: Progress, *, full: bool) -> AuditReport:
+        assert full is ("--full" in flags)
         progress("reading the books")
         if isinstance(made, Exception):
             raise made
@@ -104,7 +105,7 @@ def test_hint_and_annotations_are_shown_in_words(
 def test_pending_alone_is_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit(monkeypatch, tmp_path, AuditReport(pending=("a",)), "--json") == OK
+    assert audit(monkeypatch, tmp_path, AuditReport(pending=("a",)), "--json", "--full") == OK
     assert json.loads(capsys.readouterr().out)["ok"] is True
 
 

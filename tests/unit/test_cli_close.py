@@ -121,7 +121,7 @@ async def _adopted(
     """Stands in for a proof from the chain."""
     assert others == []
     name = opened.transfer.transfer_id
-    await record([PreparedTransfer(txid, "02ff", (name,))], None)
+    await record([PreparedTransfer(txid, (name,))], None)
     return Adopted(txid, (opened,), 5)
 
 
@@ -141,7 +141,7 @@ def test_adopt_records_the_payment_of_a_planned_withdrawal(
     with snapshot(cli.data_dir) as taken:
         found = asyncio.run(WithdrawalStore(taken).find("wd_0001"))
     assert found is not None
-    assert (found.state, found.txid, found.raw) == ("prepared", TXID, "02ff")
+    assert (found.state, found.txid, found.raw) == ("prepared", TXID, "")
     assert booked(cli, order.transfers[0].transfer_id).state == "planned"
     assert check_database(cli.data_dir) == []
 

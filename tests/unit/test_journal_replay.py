@@ -192,7 +192,7 @@ async def test_attempt_that_another_replica_outbid_is_left_out(tmp_path: Path) -
         signed = books.copy(tmp_path / "signed.db")
         await books.evm.add_attempt(payment, evm.Attempt("0xraised", "03", 200, 2, NOW))
     with closing(sqlite3.connect(signed)) as other:
-        sql = "INSERT INTO evm_attempts VALUES (?, 2, '0xdearer', '04', 300, 3, ?)"
+        sql = "INSERT INTO evm_attempts VALUES (?, 2, '0xdearer', x'04', 300, 3, ?)"
         other.execute(sql, (payment.payment_id, NOW))
         other.commit()
     put_back(tmp_path, signed)
@@ -362,7 +362,7 @@ async def test_what_the_books_refuse_pauses_payouts(tmp_path: Path, earlier: str
         other.execute(
             "INSERT INTO evm_payments (payment_id, network, sender, nonce, purpose, recipient,"
             " units, contract, data, gas, prepared_at, state) VALUES"
-            " ('ord_2/payout/1', 'arbitrum', ?, 4, 'transfer', ?, 7, ?, '', 1, 1, 'prepared')",
+            " ('ord_2/payout/1', 'arbitrum', ?, 4, 'transfer', ?, 7, ?, x'', 1, 1, 'prepared')",
             (HOT, HOT, HOT),
         )
         other.commit()

@@ -349,7 +349,7 @@ async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) 
         if not under_way.is_set():
             under_way.set()
             await go_on.wait()
-        await record([PreparedTransfer(item.transfer_id, "raw", (item.transfer_id,))], None)
+        await record([PreparedTransfer(item.transfer_id, (item.transfer_id,))], None)
         return []
 
     rig.usdc.prepare, record = prepare, Recorder()
@@ -375,7 +375,7 @@ async def test_prepare_reports_a_payment_restored_from_the_journal(tmp_path: Pat
     """A signed payment meets no pause or cap, and is not signed a second time."""
     rig, record = Rig(tmp_path), Recorder()
     rig.switch.pause("look into it")
-    rig.usdc.known = PreparedTransfer("tx", "raw", ("t",))
+    rig.usdc.known = PreparedTransfer("tx", ("t",))
     await rig.engine.prepare(replace(transfer(), units=101), [], record, {})
     assert record.signed == [rig.usdc.known]
 

@@ -243,7 +243,7 @@ async def test_an_end_is_final(ledger: EvmPaymentLedger, over: EvmPaymentState) 
 @pytest.mark.parametrize(
     "change",
     [
-        "nonce = 5", "recipient = '0xThief'", "units = 8", "contract = '0xThief'", "data = ''",
+        "nonce = 5", "recipient = '0xThief'", "units = 8", "contract = '0xThief'", "data = x''",
         "gas = 1", "sender = '0xThief'", "network = 'base'", "purpose = 'sweep'",
         "payment_id = 'tr_9'", "prepared_at = 0",
     ],
@@ -259,7 +259,7 @@ async def test_what_is_signed_never_changes(
     ("sql", "said"),
     [
         ("DELETE FROM evm_payments", "a prepared payment stays"),
-        ("UPDATE evm_attempts SET raw = '00'", "never changes"),
+        ("UPDATE evm_attempts SET raw = x'00'", "never changes"),
         ("DELETE FROM evm_attempts", "what is signed stays"),
         ("UPDATE evm_sweeps SET units = 9", "a sweep keeps what it is"),
         ("DELETE FROM evm_sweeps", "a sweep stays"),

@@ -120,7 +120,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 async def test_outputs_are_relisted_after_a_block_or_a_payment(rig: Rig) -> None:
     payment = MoneroPayment(
-        "tr_1", MoneroPurpose.TRANSFER, "4x", XMR, 5, "txid", "raw", "meta", "key", ("k1",), 1000,
+        "tr_1", MoneroPurpose.TRANSFER, "4x", XMR, 5, "txid", "00", "meta", "key", ("k1",), 1000,
         relayed_at=1001, height=99,
     )  # fmt: skip
     for _ in range(3):

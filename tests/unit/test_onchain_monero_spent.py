@@ -172,7 +172,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     images = BODIES[OURS].key_images
     signed = MoneroPayment(
-        "tr_1", MoneroPurpose.TRANSFER, "4x", 10**12, 5, OURS, "raw", "meta", "key", images, NOW,
+        "tr_1", MoneroPurpose.TRANSFER, "4x", 10**12, 5, OURS, "00", "meta", "key", images, NOW,
         MoneroPaymentState.PUBLISHED,
     )  # fmt: skip
     await ledger.add_payment(signed)

@@ -167,7 +167,7 @@ async def test_annotated_and_recorded_payments_are_known(rig: Rig) -> None:
     recorded = (
         "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw,"
         " metadata, tx_key, prepared_at, state)"
-        " VALUES ('t', 'transfer', 'a', 1, 1, 'ef', '', '', '', 1, 'prepared')"
+        " VALUES ('t', 'transfer', 'a', 1, 1, 'ef', x'', '', '', 1, 'prepared')"
     )
     await rig.database.write([statement(recorded, ())])
     assert await rig.ledger.not_on_record({"ab", "cd", "ef", "00"}) == ["00", "cd"]

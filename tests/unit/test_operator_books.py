@@ -27,14 +27,14 @@ _DEPOSIT = "INSERT INTO evm_deposits VALUES ('arbitrum', ?, 0, ?, ?, '0xUser', 1
 _PAYMENT = (
     "INSERT INTO evm_payments (payment_id, network, sender, nonce, purpose, recipient, units,"
     " contract, data, gas, prepared_at, state, published_at, mined_txid, block_number, block_hash,"
-    " gas_used, gas_price) VALUES (?, 'arbitrum', '0xHot', ?, ?, '0xUser', 7, '0xToken', '00', 1,"
+    " gas_used, gas_price) VALUES (?, 'arbitrum', '0xHot', ?, ?, '0xUser', 7, '0xToken', x'00', 1,"
     " 1000, 'settled', 2000, ?, 9, 'h', ?, ?)"
 )
-_ATTEMPT = "INSERT INTO evm_attempts VALUES (?, ?, ?, '00', ?, ?, ?)"
+_ATTEMPT = "INSERT INTO evm_attempts VALUES (?, ?, ?, x'00', ?, ?, ?)"
 _MONERO = (
     "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw, metadata,"
     " tx_key, prepared_at, state, relayed_at, height)"
-    " VALUES (?, ?, '4User', 5, ?, ?, '00', '', 'key', 1000, ?, ?, ?)"
+    " VALUES (?, ?, '4User', 5, ?, ?, x'00', '', 'key', 1000, ?, ?, ?)"
 )
 
 

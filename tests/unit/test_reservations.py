@@ -51,7 +51,7 @@ def test_larger_deposit_reserves_more_until_it_is_paid_out() -> None:
     assert claims["arbitrum"] > 2 * order.terms.expected_output
     order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
     for event in (
-        ev.TransferPrepared("ord_1/payout/1", "id", "raw"),
+        ev.TransferPrepared("ord_1/payout/1", "id", "00"),
         ev.TransferPublished("ord_1/payout/1"),
     ):
         order = transition(order, event, NOW).order
@@ -84,7 +84,7 @@ def test_a_deposit_counts_while_its_payout_may_yet_fail() -> None:
     order = transition(order, ev.DepositSeen(key(1), sent, None, NOW), NOW).order
     order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
     payout = "ord_1/payout/1"
-    for event in (ev.TransferPrepared(payout, "id", "raw"), ev.TransferUnknown(payout, "lost")):
+    for event in (ev.TransferPrepared(payout, "id", "00"), ev.TransferUnknown(payout, "lost")):
         assert reservations_of(order)["monero"] == sent
         order = transition(order, event, NOW).order
     failed = transition(order, ev.TransferFailed(payout, "reverted"), NOW).order
@@ -125,7 +125,7 @@ def test_refund_waiting_for_an_address_stays_reserved() -> None:
     order = transition(order, ev.RefundAddressGiven("mine"), NOW).order
     (refund,) = order.refunds
     assert reservations_of(order) == {"monero": owed}
-    for event in (ev.TransferPrepared(refund.transfer_id, "id", "raw"),
+    for event in (ev.TransferPrepared(refund.transfer_id, "id", "00"),
                   ev.TransferSettled(refund.transfer_id)):  # fmt: skip
         assert reservations_of(order) == {"monero": owed}
         order = transition(order, event, NOW).order
@@ -139,7 +139,7 @@ def test_leftover_that_waits_for_an_address_is_reserved() -> None:
     order = transition(order, ev.FillingStopped(1), NOW).order
     payout = order.payout
     assert payout is not None
-    for event in (ev.TransferPrepared(payout.transfer_id, "id", "raw"),
+    for event in (ev.TransferPrepared(payout.transfer_id, "id", "00"),
                   ev.TransferSettled(payout.transfer_id)):  # fmt: skip
         assert reservations_of(order)["monero"] == order.terms.deposit_amount
         order = transition(order, event, NOW).order
@@ -250,7 +250,7 @@ class World:
         for item in self.orders[number].transfers:
             if item.state is TransferState.PLANNED and self._may_be_signed(order, item):
                 self.held[item.network] -= item.units + item.fee
-                prepared = ev.TransferPrepared(item.transfer_id, item.transfer_id, "raw")
+                prepared = ev.TransferPrepared(item.transfer_id, item.transfer_id, "00")
                 self._apply(number, prepared, now)
                 return
             if item.state is TransferState.PREPARED:

@@ -12,8 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from rpcsvc.store.backends.sqlite import maintenance
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
-from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
+from rpcsvc.store.backends.sqlite.maintenance import (
+    PARTIAL,
+    BackupFailed,
+    backup_database,
+    check_database,
+)
 from tests.sandbox import MONERO, sandbox
 
 
@@ -233,6 +239,62 @@ def test_a_backup_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(BackupFailed, match="can't be made: No such file or directory"):
         backup_database(data_dir, tmp_path / "nowhere" / "copy")
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_backup_copies_one_moment_and_says_how_far_it_is(
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "_PAGES_AT_ONCE", 8)
+    copy, steps = tmp_path / "copy", list[tuple[str, int, int]]()
+
+    def report(what: str, done: int, total: int) -> None:
+        steps.append((what, done, total))
+        if what == "copying":
+            assert not copy.exists(), "a part has another name"
+            with closing(sqlite3.connect(books / DATABASE_NAME)) as writer, writer:
+                writer.execute("INSERT INTO settle_times VALUES (1, ?, 1, 1)", (f"late {done}",))
+
+    assert backup_database(books, copy, report) == []
+    copied = [(done, total) for what, done, total in steps if what == "copying"]
+    assert len(copied) > 5
+    assert [done for done, _ in copied] == sorted({done for done, _ in copied})
+    assert copied[-1][0] == copied[-1][1]
+    assert {what for what, _, _ in steps} == {"copying", "checking the file", "checking the books"}
+    with closing(sqlite3.connect(copy)) as database:
+        late = "SELECT count(*) FROM settle_times WHERE kind LIKE 'late %'"
+        assert database.execute(late).fetchone() == (0,)
+
+
+def test_interrupted_backup_leaves_no_file(books: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+
+    def interrupt(_what: str, _done: int, _total: int) -> None:
+        assert [each.name for each in folder.iterdir()] == [f"copy{PARTIAL}"]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backup_database(books, folder / "copy", interrupt)
+    assert list(folder.iterdir()) == []
+
+
+def test_backup_beside_the_part_of_another_is_refused(books: Path, tmp_path: Path) -> None:
+    part = tmp_path / f"copy{PARTIAL}"
+    part.write_text("of a killed process")
+    with pytest.raises(BackupFailed, match="Delete it if none is"):
+        backup_database(books, tmp_path / "copy")
+    assert part.read_text() == "of a killed process"
+
+
+def test_backup_needs_no_hard_links(
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_source: Path, _target: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert backup_database(books, tmp_path / "copy") == []
+    assert not (tmp_path / f"copy{PARTIAL}").exists()
 
 
 def test_backup_of_damaged_books_is_kept_with_its_problems(books: Path, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class ScriptedWallets:
         self.chain.serial += 1
         txid = f"tx{self.chain.serial}"
         await record(
-            [PreparedTransfer(txid, f"{self.chain.serial:02x}", (transfer.transfer_id,))], None
+            [PreparedTransfer(txid, (transfer.transfer_id,), f"{self.chain.serial:02x}")], None
         )
         self._at("after prepare")
 
@@ -419,7 +419,7 @@ async def test_bytes_that_pay_something_else_are_not_recorded(service: Service) 
     async def prepare(
         transfer: Transfer, companions: Any, record: Record, leaves: Mapping[str, int]
     ) -> None:
-        await record([PreparedTransfer("tx", "00", (transfer.transfer_id, "ord_1/payout/1"))], None)
+        await record([PreparedTransfer("tx", (transfer.transfer_id, "ord_1/payout/1"))], None)
 
     service.wallets.prepare = prepare  # type: ignore[method-assign]
     with capture_logs():

@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 
 from rpcsvc.audit.auditor import Progress, open_auditor
 from rpcsvc.audit.books import reader_of
+from rpcsvc.audit.memory import AuditMemory
 from rpcsvc.audit.records import Annotated, AuditReport, ChainMoved, Difference, Unfit
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command, say
 from rpcsvc.cli.operator.service import (
@@ -34,6 +35,9 @@ def add_commands(commands: Any) -> None:
     text = "recompute every order and wallet from the chains"
     more = ". Exit status: 0 no differences, 1 differences, 3 a node does not answer."
     parser = add_command(commands, "audit", text, _audit, more)
+    parser.add_argument(
+        "--full", action="store_true", help="ask again for what earlier audits have read"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
@@ -42,7 +46,7 @@ def _audit(context: Context) -> int:
     settings = onchain_settings(context)
     configure_logging(settings.log.format, "error")
     try:
-        report = asyncio.run(audited(settings, show_progress))
+        report = asyncio.run(audited(settings, show_progress, full=context.options.full))
     except BooksUnreadable as error:
         raise UsageError(str(error)) from error
     except (RpcFailure, Unfit, ChainMoved) as error:
@@ -56,16 +60,22 @@ def _audit(context: Context) -> int:
     return FAILED if report.differences else OK
 
 
-async def audited(settings: Settings, progress: Progress = lambda _text: None) -> AuditReport:
-    """Audit a data directory. Raises SettingsError and the errors in NOT_MADE."""
+async def audited(
+    settings: Settings, progress: Progress = lambda _text: None, *, full: bool = False
+) -> AuditReport:
+    """Audit a data directory; if ``full``, without what earlier audits have remembered of the
+    chains. Raises SettingsError and the errors in NOT_MADE.
+    """
     chains = read_chains(settings.chains_file)
     async with AsyncExitStack() as held:
         server = None
         if settings.postgresql_url is not None:
             server = await held.enter_async_context(server_database(settings))
-        read = reader_of(settings.data_dir, server)
+        read, memory = reader_of(settings.data_dir, server), AuditMemory(settings.data_dir)
+        if full:
+            await memory.forget()
         auditor = await held.enter_async_context(
-            open_auditor(settings.onchain, chains, read, progress)
+            open_auditor(settings.onchain, chains, read, progress, memory)
         )
         return await auditor.audit()
 

@@ -38,7 +38,13 @@ from rpcsvc.store.backends.sqlite.database import (
     SqliteDatabase,
     snapshot,
 )
-from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
+from rpcsvc.store.backends.sqlite.maintenance import (
+    BackupFailed,
+    Progress,
+    backup_database,
+    check_database,
+    quiet,
+)
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import Tables
 from rpcsvc.store.leases import Fenced, LeaseKeeper, Leases, LeaseTaken, holder_name
@@ -122,6 +128,11 @@ def add_commands(commands: Any) -> None:
     check = actions.add_parser("check", help="check the file and the books")
     backup = actions.add_parser("backup", help="copy the database while the service runs")
     backup.add_argument("destination", type=Path, metavar="DEST")
+    for action in (check, backup):
+        action.add_argument(
+            "--progress", action="store_true",
+            help="print how far it is to stderr, also if that is no terminal",
+        )  # fmt: skip
     text = "restore a copy, and adopt the payments that only the journal has"
     restore = actions.add_parser("restore", help=text, description=text)
     restore.add_argument("copy", type=Path, metavar="COPY")
@@ -154,18 +165,22 @@ def _check(context: Context) -> int:
     settings = context.settings()
     if settings.postgresql_url is not None:
         return _print_problems(asyncio.run(_check_server(settings.postgresql_url)))
-    problems, journal = check_books(settings)
+    try:
+        problems, journal = check_books(settings, _reporter(context))
+    finally:
+        end_progress()
     if journal is not None:
         complain(f"{journal}\n")
     return _print_problems(problems)
 
 
-def check_books(settings: Settings) -> tuple[list[str], str | None]:
+def check_books(settings: Settings, progress: Progress = quiet) -> tuple[list[str], str | None]:
     """Problems of the database, its books and the journal, and the journal's state.
 
     The journal is skipped if the engine has none, or the database has problems already.
     """
-    problems = check_database(settings.data_dir) or asyncio.run(_recount(settings.data_dir))
+    problems = check_database(settings.data_dir, progress)
+    problems = problems or asyncio.run(_recount(settings.data_dir))
     if not ENGINES[settings.engine].signs or problems:
         return problems, None
     folder, places = settings.data_dir / FOLDER, settings.onchain.journal_places
@@ -225,6 +240,25 @@ def _progress(what: str, rows: int, total: int) -> None:
     show_progress(f"{what}: {rows} of {total} rows")
 
 
+def _reporter(context: Context) -> Progress:
+    """Return what shows progress: each step on the terminal's line, or whole tenths as lines."""
+    if not context.options.progress:
+        return lambda what, done, total: show_progress(f"{what}: {_percent(done, total)} %")
+    said = set[tuple[str, int]]()
+
+    def report(what: str, done: int, total: int) -> None:
+        tenth = what, _percent(done, total) // 10 * 10
+        if tenth not in said:
+            said.add(tenth)
+            complain(f"{what}: {tenth[1]} %\n")
+
+    return report
+
+
+def _percent(done: int, total: int) -> int:
+    return 100 * done // total if total else 100
+
+
 def _print_problems(problems: Sequence[str]) -> int:
     for problem in problems:
         say(f"{problem}\n")
@@ -236,9 +270,12 @@ def _backup(context: Context) -> int:
     destination: Path = context.options.destination
     require_sqlite(context.settings(), "back up the server with pg_dump or pg_basebackup")
     try:
-        problems = backup_database(context.settings().data_dir, destination)
+        data_dir = context.settings().data_dir
+        problems = backup_database(data_dir, destination, _reporter(context))
     except BackupFailed as error:
         raise UsageError(str(error)) from error
+    finally:
+        end_progress()
     say(f"{destination}\n")
     for problem in problems:
         complain(f"rpcsvc: the copy is made, but {problem}\n")

@@ -45,11 +45,14 @@ class Observation(Struct, frozen=True):
 
 
 class PreparedTransfer(Struct, frozen=True):
-    """A signed transaction: its id, its bytes (hex), and the ids of the transfers that it pays."""
+    """A signed transaction: its id, and the ids of the transfers that it pays.
+
+    ``raw``: its bytes (hex); empty where the wallet's own tables have them.
+    """
 
     txid: str
-    raw: str
     transfer_ids: tuple[str, ...]
+    raw: str = ""
 
 
 # Puts signed transactions on record with their orders, and by the commit with their wallet's rows,

@@ -227,7 +227,7 @@ class JournalReplay:
         async def commit(rows: Rows) -> None:
             await self._monero.add_payment(payment, rows)
 
-        await self._processor.record([PreparedTransfer(txid, payment.raw, waiting)], commit)
+        await self._processor.record([PreparedTransfer(txid, waiting)], commit)
         await self._note(name, txid, waiting, lost)
 
     async def _adopt_evm(self, entry: EvmEntry) -> None:
@@ -244,7 +244,7 @@ class JournalReplay:
         async def commit(rows: Rows) -> None:
             await self._evm.add_payment(payment, entry.sweep, rows=rows)
 
-        await self._processor.record([PreparedTransfer(first.txid, first.raw, waiting)], commit)
+        await self._processor.record([PreparedTransfer(first.txid, waiting)], commit)
         await self._note(name, first.txid, waiting, lost)
 
     async def _waiting(

@@ -327,16 +327,11 @@ class SandboxEngine(Wallets, RateSource):
             raise Unavailable(f"The {transfer.network} wallet does not hold enough.")
         if transfer.units <= 0:
             raise TransferRejected("A transfer must carry a positive amount.")
-        body = {
-            "network": transfer.network,
-            "to": transfer.address,
-            "units": transfer.units,
-            "fee": transfer.fee,
-            "nonce": self._random(16).hex(),
-        }
+        nonce = self._random(16).hex()
+        body = [transfer.network, transfer.address, transfer.units, transfer.fee, nonce]
         raw = json.dumps(body, separators=(",", ":")).encode()
         txid = hashlib.sha256(raw).hexdigest()
-        await record([PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,))], None)
+        await record([PreparedTransfer(txid, (transfer.transfer_id,), raw.hex())], None)
         return []
 
     @override
@@ -429,15 +424,15 @@ def _initial_chain(network: str, now: int, options: SandboxSettings) -> Simulate
 
 def _decode(transfer: Transfer, now: int) -> Tx:
     """Return the transaction in the signed bytes, whatever the transfer itself says."""
-    body = json.loads(bytes.fromhex(transfer.raw or ""))
+    network, recipient, units, fee, _ = json.loads(bytes.fromhex(transfer.raw or ""))
     return Tx(
-        network=body["network"],
+        network=network,
         txid=transfer.txid or "",
         kind=TxKind.TRANSFER,
-        recipient=body["to"],
+        recipient=recipient,
         sender=None,
-        units=body["units"],
-        fee=body["fee"],
+        units=units,
+        fee=fee,
         broadcast_at=now,
     )
 

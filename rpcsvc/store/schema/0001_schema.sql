@@ -162,8 +162,8 @@ BEGIN SELECT RAISE(ABORT, 'a deposit keeps what it is'); END;
 CREATE TRIGGER deposits_are_never_deleted BEFORE DELETE ON deposits
 BEGIN SELECT RAISE(ABORT, 'a deposit stays'); END;
 
--- Payouts and refunds. raw holds the signed bytes, hex; it is empty where another transfer has those
--- of the same transaction, or the operator recorded it as paid.
+-- Payouts and refunds. raw holds the signed bytes; it is empty where the wallet's own tables have
+-- them (monero_payments, evm_attempts), or the operator recorded it as paid.
 CREATE TABLE transfers (
     seq            INTEGER PRIMARY KEY,
     transfer_id    TEXT    NOT NULL UNIQUE,
@@ -177,12 +177,13 @@ CREATE TABLE transfers (
     state          TEXT    NOT NULL CHECK (state IN (
         'planned', 'prepared', 'published', 'unknown', 'settled', 'failed', 'cancelled')),
     txid           TEXT,
-    raw            TEXT,
+    raw            BLOB,
     reason         TEXT,
     -- what was kept from a payout for the order's integrator: the settled payouts are the books
     integrator_fee INTEGER NOT NULL CHECK (integrator_fee >= 0),
-    -- how anyone with a node of their own can check that it was made (JSON)
-    receipt        TEXT    CHECK (receipt IS NULL OR state = 'settled'),
+    -- how anyone with a node of their own can check that it was made (JSON, compressed with the rest
+    -- of the row: rpcsvc/store/packing.py)
+    receipt        BLOB    CHECK (receipt IS NULL OR state = 'settled'),
     CHECK ((txid IS NULL) = (raw IS NULL))
 ) STRICT;
 
@@ -468,8 +469,8 @@ BEGIN SELECT RAISE(ABORT, 'an approval stays'); END;
 -- --- Withdrawals --------------------------------------------------------------------------------
 
 -- The operator's own transfers out of the wallets, each of no order. While one is open its units and
--- fee are reserved like those of an order (reservations.order_id is its id then). raw holds the signed
--- bytes, hex, from before their publication.
+-- fee are reserved like those of an order (reservations.order_id is its id then). raw is as in
+-- transfers, hex, from before the publication.
 CREATE TABLE withdrawals (
     seq           INTEGER PRIMARY KEY,
     withdrawal_id TEXT    NOT NULL UNIQUE CHECK (substr(withdrawal_id, 1, 3) = 'wd_'),
@@ -640,7 +641,7 @@ CREATE TABLE idempotency_keys (
     namespace       TEXT    NOT NULL,
     idempotency_key TEXT    NOT NULL,
     operation       TEXT    NOT NULL,
-    -- JSON
+    -- JSON; empty where it is compressed with the answer
     params          TEXT    NOT NULL,
     -- as it was sent, or compressed with the dictionary of that number (rpcsvc/store/packing.py)
     body            BLOB    NOT NULL,
@@ -863,11 +864,15 @@ CREATE TABLE sandbox_transactions (
     state        TEXT    NOT NULL CHECK (state IN ('mempool', 'mined', 'dropped', 'reverted')),
     -- 1 while the service has not yet committed what the chain last said of it
     watched      INTEGER NOT NULL CHECK (watched IN (0, 1)),
+    -- as in orders
+    recipient_ends TEXT GENERATED ALWAYS AS (
+        substr(recipient, 1, 9) || substr(recipient, length(recipient) - 8)) VIRTUAL,
     UNIQUE (network, txid)
 ) STRICT;
 
 CREATE INDEX sandbox_transactions_watched ON sandbox_transactions (seq) WHERE watched = 1;
-CREATE INDEX sandbox_transactions_by_recipient ON sandbox_transactions (network, recipient);
+-- By the end of the address alone: it is random, and the whole is as wide as the row.
+CREATE INDEX sandbox_transactions_by_recipient ON sandbox_transactions (recipient_ends);
 
 -- Faults that wait for an order's next transfer.
 CREATE TABLE sandbox_faults (
@@ -952,7 +957,7 @@ CREATE TABLE monero_payments (
     units           INTEGER NOT NULL CHECK (units > 0),
     fee             INTEGER NOT NULL CHECK (fee >= 0),
     txid            TEXT    NOT NULL UNIQUE,
-    raw             TEXT    NOT NULL,
+    raw             BLOB    NOT NULL,
     metadata        TEXT    NOT NULL,
     tx_key          TEXT    NOT NULL,
     prepared_at     INTEGER NOT NULL,
@@ -1140,7 +1145,7 @@ CREATE TABLE evm_payments (
     recipient       TEXT    NOT NULL,
     units           INTEGER NOT NULL CHECK (units >= 0),
     contract        TEXT    NOT NULL,
-    data            TEXT    NOT NULL,
+    data            BLOB    NOT NULL,
     gas             INTEGER NOT NULL CHECK (gas > 0),
     prepared_at     INTEGER NOT NULL,
     state           TEXT    NOT NULL CHECK (state IN (
@@ -1203,7 +1208,7 @@ CREATE TABLE evm_attempts (
         DEFERRABLE INITIALLY DEFERRED,
     number     INTEGER NOT NULL CHECK (number >= 1),
     txid       TEXT    NOT NULL UNIQUE,
-    raw        TEXT    NOT NULL,
+    raw        BLOB    NOT NULL,
     max_fee    INTEGER NOT NULL CHECK (max_fee > 0),
     tip        INTEGER NOT NULL CHECK (tip >= 0 AND tip <= max_fee),
     made_at    INTEGER NOT NULL,

@@ -32,7 +32,7 @@ def deposit_of(order: Order, number: int = 0) -> DepositKey:
 
 def payment(order: Order, transfer_id: str) -> tuple[ev.Event, ...]:
     return (
-        ev.TransferPrepared(transfer_id, f"id of {transfer_id}", "raw"),
+        ev.TransferPrepared(transfer_id, f"id of {transfer_id}", "00"),
         ev.TransferPublished(transfer_id),
         ev.TransferSettled(transfer_id),
     )

@@ -114,7 +114,7 @@ async def test_all_that_happens_to_an_order_is_still_taken(store: OrderStore) ->
     order = await after(
         store,
         order,
-        ev.TransferPrepared(PAYOUT, "id", "raw"),
+        ev.TransferPrepared(PAYOUT, "id", "00"),
         ev.TransferPublished(PAYOUT),
         ev.TransferUnknown(PAYOUT, "the node does not answer"),
         ev.TransferSettled(PAYOUT, '{"txid":"id"}'),

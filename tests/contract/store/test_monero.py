@@ -51,7 +51,7 @@ def payment(name: str, *images: str) -> MoneroPayment:
         XMR,
         5,
         f"txid-{name}",
-        "raw",
+        "00ff",
         "meta",
         "key",
         images,

@@ -43,20 +43,20 @@ ROWS = (
 PAYMENT = (
     "INSERT INTO evm_payments (payment_id, network, sender, nonce, purpose, recipient, units,"
     " contract, data, gas, prepared_at, state, published_at, mined_txid, block_number, block_hash,"
-    " gas_used, gas_price) VALUES (?, 'arbitrum', '0xHot', ?, ?, '0xUser', 7, '0xToken', '00', 1,"
+    " gas_used, gas_price) VALUES (?, 'arbitrum', '0xHot', ?, ?, '0xUser', 7, '0xToken', x'00', 1,"
     " 1000, 'settled', 2000, ?, 9, 'h', ?, ?)"
 )
 UNMINED = (
     "INSERT INTO evm_payments (payment_id, network, sender, nonce, purpose, recipient, units,"
     " contract, data, gas, prepared_at, state) VALUES (?, 'arbitrum', '0xHot', ?, 'transfer',"
-    " '0xUser', 7, '0xToken', '00', 1, 1000, ?)"
+    " '0xUser', 7, '0xToken', x'00', 1, 1000, ?)"
 )
 STATES = ("prepared", "published", "failed")
-ATTEMPT = "INSERT INTO evm_attempts VALUES (?, 1, ?, '00', 9, 1, 10)"
+ATTEMPT = "INSERT INTO evm_attempts VALUES (?, 1, ?, x'00', 9, 1, 10)"
 MONERO = (
     "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw, metadata,"
     " tx_key, prepared_at, state, relayed_at, height)"
-    " VALUES (?, ?, '4User', 5, 3, ?, '00', '', 'key', 1000, ?, 1, 9)"
+    " VALUES (?, ?, '4User', 5, 3, ?, x'00', '', 'key', 1000, ?, 1, 9)"
 )
 
 
@@ -155,7 +155,7 @@ async def test_flows_are_of_orders_made_since(database: Tables) -> None:
         (payout,) = order.transfers
         deposits.append(amount)
         payouts.append(payout.units)
-        signed = PreparedTransfer(f"out{made}", "00", (payout.transfer_id,))
+        signed = PreparedTransfer(f"out{made}", (payout.transfer_id,))
         if made != 4:  # that payout is only planned
             await processor.record([signed])
     network, paid_on = new.deposit_network, new.payout_network

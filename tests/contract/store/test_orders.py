@@ -123,7 +123,7 @@ async def test_a_version_happens_once(store: OrderStore) -> None:
         "UPDATE deposits SET units = 1",
         "UPDATE transfers SET address = 'thief'",
         "UPDATE transfers SET units = units + 1",
-        "UPDATE transfers SET raw = 'other'",
+        "UPDATE transfers SET raw = NULL",
         "INSERT INTO transfers SELECT NULL, transfer_id || 'x', order_id, kind, network, asset,"
         " address, units, fee, state, 'other', raw, reason, integrator_fee, receipt FROM transfers",
     ],
@@ -136,7 +136,7 @@ async def test_the_database_refuses_to_change_what_has_happened(
     for event in (
         ev.DepositSeen(DepositKey("monero", "tx", 0), order.terms.deposit_amount, None, NOW),
         ev.DepositConfirmed(DepositKey("monero", "tx", 0)),
-        ev.TransferPrepared("ord_1/payout/1", "id", "raw"),
+        ev.TransferPrepared("ord_1/payout/1", "id", "00"),
     ):
         order = transition(order, event, NOW).order
         entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
@@ -168,7 +168,7 @@ async def test_pending_effects_come_back_with_prepared_transfers_first(
             ev.DepositConfirmed(deposit),
         ]
         if number == 2:
-            steps.append(ev.TransferPrepared("ord_2/payout/1", "id", "raw"))
+            steps.append(ev.TransferPrepared("ord_2/payout/1", "id", "00"))
         for event in steps:
             result = transition(order, event, NOW)
             order = result.order

@@ -53,7 +53,7 @@ async def test_sums_follow_orders_from_begin_to_end(keeper: Keeper, database: Ta
         ("ord_1", ev.DepositSeen(key(3), first.terms.deposit_amount, None, NOW)),
         ("ord_1", ev.DepositConfirmed(key(3))),
         ("ord_2", ev.Cancelled()),
-        ("ord_1", ev.TransferPrepared("ord_1/payout/1", "id", "raw")),
+        ("ord_1", ev.TransferPrepared("ord_1/payout/1", "id", "00")),
         ("ord_1", ev.TransferSettled("ord_1/payout/1")),
     ]
     for order_id, event in history:
@@ -107,9 +107,9 @@ async def test_claims_leave_out_what_is_signed(keeper: Keeper) -> None:
         await keeper.apply(order_id, event)
     returnable = deposit.deposit_amount + deposit.max_deposit + 1
     assert await keeper.store.claims("arbitrum") == Claims(2 * NEEDED + returnable, returnable, 0)
-    await keeper.apply("ord_0", ev.TransferPrepared("ord_0/payout/1", "id", "raw"))
+    await keeper.apply("ord_0", ev.TransferPrepared("ord_0/payout/1", "id", "00"))
     assert await keeper.store.claims("arbitrum") == Claims(NEEDED + returnable, returnable, 0)
-    await keeper.apply("ord_3", ev.TransferPrepared("ord_3/refund/1", "other", "raw"))
+    await keeper.apply("ord_3", ev.TransferPrepared("ord_3/refund/1", "other", "00"))
     returnable = deposit.deposit_amount
     assert await keeper.store.claims("arbitrum") == Claims(NEEDED + returnable, returnable, 0)
     assert await keeper.store.claims("base") == Claims(0, 0, 0)
@@ -126,7 +126,7 @@ async def test_claims_tell_what_is_above_the_quotes_and_not_signed(keeper: Keepe
     assert await keeper.store.claims("arbitrum") == Claims(2 * reserved, 0, 2 * above)
     await keeper.apply("ord_1", ev.DepositConfirmed(key(1)))
     assert await keeper.store.claims("arbitrum") == Claims(2 * reserved, 0, 2 * above)
-    await keeper.apply("ord_1", ev.TransferPrepared("ord_1/payout/1", "id", "raw"))
+    await keeper.apply("ord_1", ev.TransferPrepared("ord_1/payout/1", "id", "00"))
     assert await keeper.store.claims("arbitrum") == Claims(reserved, 0, above)
 
 

@@ -255,7 +255,7 @@ async def test_410_ends_the_webhook_and_a_replay_opens_it(box: Box) -> None:
     webhook = await box.webhooks.webhook("ord_1")
     assert webhook is not None
     assert webhook.ended_at == box.clock.now
-    order = await box.happen(order, ev.TransferPrepared("ord_1/payout/1", "txid", "raw"))
+    order = await box.happen(order, ev.TransferPrepared("ord_1/payout/1", "txid", "00"))
     assert len(await box.states()) == 3  # no further messages are written for it
     box.answer = lambda _url, _message: OK
     assert await box.webhooks.replay("ord_1", None) == 3
@@ -316,7 +316,7 @@ async def test_other_ends_of_an_order_leave_its_webhook(box: Box, ending: str) -
     if ending == "funded":
         order = await box.deposited(1)
         await box.deliver()
-        await box.happen(order, ev.TransferPrepared("ord_1/payout/1", "txid", "raw"))
+        await box.happen(order, ev.TransferPrepared("ord_1/payout/1", "txid", "00"))
     else:
         await box.expired(1)
         await box.deliver()

@@ -143,7 +143,7 @@ async def test_signed_bytes_are_committed_with_the_wallet_or_not(
 EVM_PAYMENT = """
     INSERT INTO evm_payments (payment_id, network, sender, nonce, purpose, contract, recipient,
         units, data, gas, prepared_at, state)
-    VALUES ('wd_0001', 'arbitrum', '0xhot', 0, 'transfer', '0xtoken', ?, ?, '', 1, 1,
+    VALUES ('wd_0001', 'arbitrum', '0xhot', 0, 'transfer', '0xtoken', ?, ?, x'', 1, 1,
         'prepared')
 """
 
@@ -233,7 +233,7 @@ async def test_check_finds_a_payment_of_other_terms(
     await store.add(FIRST, None)
     await database.write([statement(EVM_PAYMENT, (TO, 51))])
     attempt = "INSERT INTO evm_attempts (payment_id, number, txid, raw, max_fee, tip, made_at)"
-    await database.write([statement(f"{attempt} VALUES ('wd_0001', 1, 'tx', '00', 1, 1, 1)")])
+    await database.write([statement(f"{attempt} VALUES ('wd_0001', 1, 'tx', x'00', 1, 1, 1)")])
     assert await problems(database) == [
         "the payment of a withdrawal is another one, or pays something else"
     ]

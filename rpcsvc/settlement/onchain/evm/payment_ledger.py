@@ -358,7 +358,7 @@ class EvmPaymentLedger:
         for part in range(0, len(payment_ids), _MOST_IDS):
             ids = payment_ids[part : part + _MOST_IDS]
             for row in await self._db.fetch(_SELECT_ATTEMPTS, payment_ids=ids):
-                found[row["payment_id"]].append(from_row(Attempt, row))
+                found[row["payment_id"]].append(from_row(Attempt, row, raw=row["raw"].hex()))
         return found
 
     # --- sweeps --------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ def _payment_values(item: EvmPayment) -> dict[str, Any]:
     none = dict.fromkeys(("block", *Inclusion.__struct_fields__))
     return {
         **(none if mined is None else to_row(mined)),
-        **to_row(order, data=order.data.hex()),
+        **to_row(order),
         **to_row(item),
         "mined_txid": mined and mined.txid,
         "block_number": mined and mined.block.number,
@@ -431,7 +431,8 @@ def _payment_values(item: EvmPayment) -> dict[str, Any]:
 
 
 def _add_attempt(payment_id: str, number: int, item: Attempt) -> Statement:
-    return Statement(_ADD_ATTEMPT, to_row(item, payment_id=payment_id, number=number))
+    raw = bytes.fromhex(item.raw)
+    return Statement(_ADD_ATTEMPT, to_row(item, payment_id=payment_id, number=number, raw=raw))
 
 
 def _payment(row: Row, attempts: tuple[Attempt, ...]) -> EvmPayment:
@@ -440,7 +441,7 @@ def _payment(row: Row, attempts: tuple[Attempt, ...]) -> EvmPayment:
     return from_row(
         EvmPayment,
         row,
-        order=from_row(EvmPaymentOrder, row, data=bytes.fromhex(row["data"])),
+        order=from_row(EvmPaymentOrder, row),
         attempts=attempts,
         inclusion=None if mined is None else from_row(Inclusion, row, txid=mined, block=block),
         conflict=None if conflict is None else BlockPoint(conflict, row["conflict_hash"]),

@@ -746,9 +746,7 @@ class EvmPayments(Payments):
 
     async def _known(self, transfer: Transfer) -> EvmPayment:
         payment = await self._ledger.payment(transfer.transfer_id)
-        first = None if payment is None else payment.attempts[0]
-        signed = None if first is None else (first.txid, first.raw)
-        if payment is None or signed != (transfer.txid, transfer.raw):
+        if payment is None or payment.attempts[0].txid != transfer.txid:
             # Only a database put together from two could bring this about: touch nothing.
             raise LookupError(f"the payment of {transfer.transfer_id} is not the recorded one")
         return payment

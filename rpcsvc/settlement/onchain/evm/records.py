@@ -218,7 +218,7 @@ class EvmPayment(Struct, frozen=True):
     def prepared(self) -> PreparedTransfer:
         """The payment as its order knows it: by its first attempt."""
         first = self.attempts[0]
-        return PreparedTransfer(first.txid, first.raw, (self.payment_id,))
+        return PreparedTransfer(first.txid, (self.payment_id,))
 
     @property
     def latest(self) -> Attempt:

@@ -384,13 +384,21 @@ def _subaddress(row: Row) -> Subaddress:
 def _payment(row: Row, images: tuple[str, ...], batch: tuple[Payee, ...]) -> MoneroPayment:
     height = row["conflict_height"]
     conflict = None if height is None else Cursor(height, row["conflict_hash"])
-    return from_row(MoneroPayment, row, key_images=images, conflict=conflict, batch=batch)
+    return from_row(
+        MoneroPayment,
+        row,
+        raw=row["raw"].hex(),
+        key_images=images,
+        conflict=conflict,
+        batch=batch,
+    )
 
 
 def _payment_values(item: MoneroPayment) -> dict[str, Any]:
     conflict = item.conflict
     return to_row(
         item,
+        raw=bytes.fromhex(item.raw),
         conflict_height=conflict and conflict.height,
         conflict_hash=conflict and conflict.hash,
     )

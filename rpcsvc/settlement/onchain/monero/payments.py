@@ -195,7 +195,7 @@ class MoneroPayments(Payments):
         _require_same(known, transfer)
         if known.state.is_over:
             raise TransferRejected(f"its payment {known.txid} is {known.state}")
-        return PreparedTransfer(known.txid, known.raw, (transfer.transfer_id,))
+        return PreparedTransfer(known.txid, (transfer.transfer_id,))
 
     @override
     async def prepare(
@@ -220,7 +220,7 @@ class MoneroPayments(Payments):
                     await self._ledger.add_payment(payment, rows)
 
                 paid = tuple(item.transfer_id for item in payment.payees)
-                await record([PreparedTransfer(payment.txid, payment.raw, paid)], commit)
+                await record([PreparedTransfer(payment.txid, paid)], commit)
                 self._unseen.add(payment.payment_id)
         # The next transaction may pay all others: each locks an output, so there is to be one.
         return [item for item in fit if item not in affordable]
@@ -487,11 +487,7 @@ class MoneroPayments(Payments):
 
     async def _known(self, transfer: Transfer) -> MoneroPayment:
         payment = await self._ledger.payment(transfer.transfer_id)
-        if (
-            payment is None
-            or payment.txid != transfer.txid
-            or transfer.raw not in (payment.raw, "")
-        ):
+        if payment is None or payment.txid != transfer.txid:
             # Only a database put together from two could bring this about: touch nothing.
             raise LookupError(f"the payment of {transfer.transfer_id} is not the recorded one")
         return payment

@@ -254,7 +254,7 @@ class MoneroAdoption:
         """
         txid = bare_txid(txid, "")
         if (known := await self._known(wanted, txid)) is not None:
-            await record([PreparedTransfer(txid, known.raw, (wanted.transfer.transfer_id,))], None)
+            await record([PreparedTransfer(txid, (wanted.transfer.transfer_id,))], None)
             return Adopted(txid, (wanted,), known.height)
         found = await self._find(txid, key)
         received = await self._received(found, wanted.transfer.address)
@@ -274,7 +274,7 @@ class MoneroAdoption:
             await self._ledger.add_payment(payment, rows)
 
         names = tuple(item.transfer.transfer_id for item in paid)
-        await record([PreparedTransfer(txid, payment.raw, names)], commit)
+        await record([PreparedTransfer(txid, names)], commit)
         return Adopted(txid, tuple(paid), found.bytes.height, found.sent.amount - payment.units)
 
     async def _known(self, wanted: OpenTransfer, txid: str) -> MoneroPayment | None:

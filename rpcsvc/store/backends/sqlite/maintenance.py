@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Final
 
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import gap, other_schema, refusal
 from rpcsvc.store.checks import BOOKS
 
+# Pages that are copied between two reports of progress: 16 MiB.
+_PAGES_AT_ONCE: Final = 4096
+PARTIAL: Final = ".partial"
+
+# Called with what is done, and how much of how much.
+Progress = Callable[[str, int, int], None]
+
 
 class BackupFailed(Exception):
     """No backup was made; the message says why."""
+
+
+def quiet(_what: str, _done: int, _total: int) -> None:
+    """Report no progress."""
 
 
 def damage_of(path: Path) -> str | None:
@@ -28,7 +40,7 @@ def damage_of(path: Path) -> str | None:
         return log
     try:
         with closing(_open(path)) as reader:
-            return refusal(reader) or next(_file_problems(reader), None) or gap(reader)
+            return refusal(reader) or next(_file_problems(reader, quiet), None) or gap(reader)
     except sqlite3.Error as error:
         return f"the file can't be read: {error}"
 
@@ -44,32 +56,54 @@ def log_beside(path: Path) -> str | None:
     )
 
 
-def check_database(data_dir: Path) -> list[str]:
+def check_database(data_dir: Path, progress: Progress = quiet) -> list[str]:
     """Return all problems of the database file and the books; empty when all is well."""
-    return list(_problems(data_dir / DATABASE_NAME))
+    return list(_problems(data_dir / DATABASE_NAME, progress))
 
 
-def backup_database(data_dir: Path, destination: Path) -> list[str]:
+def backup_database(data_dir: Path, destination: Path, progress: Progress = quiet) -> list[str]:
     """Copy the database to a new file of mode 0600; returns what ``check_database`` finds in it.
 
-    The copy is durable when this returns. A copy with problems is kept: they are the original's,
-    and repairs need a copy. Raises BackupFailed if there is nothing to copy, the destination
-    exists, or copying fails; then nothing is left behind.
+    The copy is durable when this returns, and gets its name only then: until it is whole it has
+    PARTIAL after its name, also when the process is killed. A copy with problems is kept: they are
+    the original's, and repairs need a copy. Raises BackupFailed if there is nothing to copy, the
+    destination exists, or copying fails; then nothing is left behind.
     """
     source = data_dir / DATABASE_NAME
     if not source.is_file():
         raise BackupFailed(f"There is no database at {source}.")
-    _make_new(destination)
+    if destination.exists():
+        raise _taken(destination)
+    partial = destination.with_name(destination.name + PARTIAL)
+    _make_new(partial)
     try:
-        _copy(source, destination)
-        _sync(destination)
-        _sync(destination.absolute().parent)
-    except BaseException as error:
-        destination.unlink(missing_ok=True)
-        if isinstance(error, sqlite3.Error | OSError):
-            raise BackupFailed(f"{source} could not be copied: {error}.") from error
+        _copy(source, partial, progress)
+        _sync(partial)
+        _give_name(partial, destination)
+    except FileExistsError as error:
+        raise _taken(destination) from error
+    except (sqlite3.Error, OSError) as error:
+        raise BackupFailed(f"{source} could not be copied: {error}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync(destination.absolute().parent)
+    return list(_problems(destination, progress))
+
+
+def _give_name(partial: Path, destination: Path) -> None:
+    """Name the whole file. Raises FileExistsError, and OSError."""
+    try:
+        os.link(partial, destination)
+    except FileExistsError:
         raise
-    return list(_problems(destination))
+    except OSError:  # a file system without hard links
+        if destination.exists():
+            raise FileExistsError from None
+        partial.rename(destination)
+
+
+def _taken(destination: Path) -> BackupFailed:
+    return BackupFailed(f"{destination} exists. Name a new file: a backup is never written over.")
 
 
 def _make_new(path: Path) -> None:
@@ -77,15 +111,22 @@ def _make_new(path: Path) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError as error:
         raise BackupFailed(
-            f"{path} exists. Name a new file: a backup is never written over."
+            f"{path} exists: another backup is being made there, or was interrupted. Delete it if"
+            " none is."
         ) from error
     except OSError as error:
         raise BackupFailed(f"{path} can't be made: {error.strerror}.") from error
 
 
-def _copy(source: Path, destination: Path) -> None:
+def _copy(source: Path, destination: Path, progress: Progress) -> None:
+    def report(_status: int, remaining: int, total: int) -> None:
+        progress("copying", total - remaining, total)
+
     with closing(open_reader(source)) as reader, closing(sqlite3.connect(destination)) as copy:
-        reader.backup(copy)
+        # One moment is copied: without a transaction, each write meanwhile would start it again.
+        reader.execute("BEGIN")
+        reader.execute("SELECT 1 FROM sqlite_schema").fetchone()
+        reader.backup(copy, pages=_PAGES_AT_ONCE, progress=report)
         # A backup is one file: without this it would need a -wal and -shm beside it to be read.
         copy.execute("PRAGMA journal_mode = DELETE")
 
@@ -98,15 +139,15 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
-def _problems(path: Path) -> Iterator[str]:
+def _problems(path: Path, progress: Progress) -> Iterator[str]:
     if not path.is_file():
         yield f"there is no database at {path}"
         return
     try:
         with closing(_open(path)) as reader:
-            yield from _file_problems(reader)
+            yield from _file_problems(reader, progress)
             wrong_schema = list(_schema_problems(reader))
-            yield from wrong_schema or _book_problems(reader)
+            yield from wrong_schema or _book_problems(reader, progress)
     except sqlite3.Error as error:
         yield f"the file can't be read: {error}"
 
@@ -124,10 +165,12 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _file_problems(reader: sqlite3.Connection) -> Iterator[str]:
+def _file_problems(reader: sqlite3.Connection, progress: Progress) -> Iterator[str]:
+    progress("checking the file", 0, 2)
     for (line,) in reader.execute("PRAGMA integrity_check"):
         if line != "ok":
             yield f"the file is damaged: {line}"
+    progress("checking the file", 1, 2)
     for table, row, parent, _ in reader.execute("PRAGMA foreign_key_check"):
         yield f"row {row} of {table} refers to nothing in {parent}"
 
@@ -138,6 +181,7 @@ def _schema_problems(reader: sqlite3.Connection) -> Iterator[str]:
         yield f"{other}, so the books were not checked"
 
 
-def _book_problems(reader: sqlite3.Connection) -> Iterator[str]:
-    for problem, query in BOOKS:
+def _book_problems(reader: sqlite3.Connection, progress: Progress) -> Iterator[str]:
+    for number, (problem, query) in enumerate(BOOKS):
+        progress("checking the books", number, len(BOOKS))
         yield from (f"{problem}: {row[0]}" for row in reader.execute(query))
