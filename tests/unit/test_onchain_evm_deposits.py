@@ -1007,7 +1007,7 @@ async def test_nothing_is_read_again_before_anything_was_read(
         await reread(Reader(ledger).connection, ledger, 5)
 
 
-async def test_events_of_a_node_without_the_newest_block_are_not_placed(
+async def test_events_of_a_node_without_the_newest_block_wait(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest block follows the one read last; the node that lists kept a replaced branch."""
