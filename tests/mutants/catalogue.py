@@ -40,12 +40,15 @@ MUTANTS: Final = (
         "a payout above its quote takes what others were quoted",
         "    return claims.total - claims.above_quotes - order.terms.expected_output - transfer.fee\n",
         "    return claims.returnable\n",
+        cut="overpaid",
     ),
     Mutant(
         "payout-takes-deposits",
         "a payout takes deposits of others, and their refunds wait",
         "        return claims.returnable\n",
         "        return 0\n",
+        behind="an order reserves its payout beside all deposits that may go back: only where the "
+        "wallet holds less than it did can a quoted payout reach them",
     ),
     Mutant(
         "overpaid-is-swapped",
@@ -365,7 +368,8 @@ MUTANTS: Final = (
         "two payouts spend the same output, and one never arrives",
         "        if taken := await self._ledger.live_key_images(signed.key_images):",
         "        if taken := set[str]():",
-        cut="batch",
+        behind="what was signed is compared again before it is on record (_check), and the schema "
+        "has each live key image once: without this the wallet is not told to spend others",
     ),
     Mutant(
         "xmr-relayed-before-recorded",

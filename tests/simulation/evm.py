@@ -312,8 +312,8 @@ class EvmChain:
         self.replace_waiting(made, made.to, usdc.transfer(_ELSEWHERE, 1))
         self.reorganise(depth)
 
-    def replace_waiting(self, made: Transaction, to: str, data: bytes) -> None:
-        """Have the sender use the nonce of a transaction for another one, which waits, too."""
+    def replace_waiting(self, made: Transaction, to: str, data: bytes) -> str:
+        """Have the sender use the nonce of a transaction for another one that waits; its id."""
         txid = _hash("displaced", made.txid)
         rival = replace(
             made, txid=txid, to=to, data=data, max_fee=2 * made.max_fee, tip=2 * made.tip
@@ -321,6 +321,7 @@ class EvmChain:
         for pool in (self.pool, *(node.pool for node in self.nodes)):
             pool.pop(made.txid, None)
             pool[txid] = rival
+        return txid
 
     # --- what is sent --------------------------------------------------------------------------
 

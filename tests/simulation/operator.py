@@ -77,6 +77,8 @@ class Operator:
         self.has_restored = False
         # Whether it does so at random times.
         self.restores = False
+        # How the reasons of pauses begin that the operator has an explanation for.
+        self.expects: tuple[str, ...] = (_OF_A_REORGANISATION,)
         self._is_copied = self._is_withdrawing = False
         # What the service said of each: whether it was made.
         self.wanted: dict[Wanted, bool] = {}
@@ -108,7 +110,7 @@ class Operator:
             elif of_others.startswith(_OF_A_LOSS):
                 if any(not row["is_early"] for row in self._lost()):
                     return
-            elif of_others and not of_others.startswith(_OF_A_REORGANISATION):
+            elif of_others and not of_others.startswith(self.expects):
                 universe.violated(f"payouts are paused: {reason}")
         if any(reasons) and not self._is_drill:
             universe.counts["resumed"] += 1
@@ -202,8 +204,9 @@ class Operator:
         name = "admin.withdrawals.make"
         return await self._universe.administer(name, self._chance, params)
 
-    async def _annotate(self, params: dict[str, Any]) -> None:
-        name = "admin.treasury.annotate"
+    async def annotate(self, network: str, txid: str, note: str) -> None:
+        """Say what a transaction was, which the books do not have."""
+        name, params = "admin.treasury.annotate", {"network": network, "txid": txid, "note": note}
         answer = await self._universe.administer(name, self._chance, params)
         if not answer.get("moved"):
             self._universe.violated(f"{params} was not explained: {answer}")
@@ -217,8 +220,7 @@ class Operator:
             network, txid = row["network"], row["txid"]
             if not row["is_early"]:
                 self._universe.violated(f"{txid} was final, was paid out for and is lost")
-            note = "taken back by its payer"
-            await self._annotate({"network": network, "txid": txid, "note": note})
+            await self.annotate(network, txid, "taken back by its payer")
 
     def _lost(self) -> list[sqlite3.Row]:
         rows: list[sqlite3.Row] = self._universe.server.connection.execute(_LOST).fetchall()
