@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import structlog
-from msgspec import Struct, ValidationError, json
+from msgspec import DecodeError, Struct, json
 
 log = structlog.get_logger(__name__)
 
@@ -104,6 +104,6 @@ class AuditMemory:
                 file.executescript(_TABLES)
                 file.execute("BEGIN IMMEDIATE")
                 return work(file)
-        except (OSError, sqlite3.Error, ValidationError) as error:
+        except (OSError, sqlite3.Error, DecodeError) as error:
             log.warning("audit_memory_unusable", path=str(self._path), reason=str(error))
             return None

@@ -383,9 +383,10 @@ class MoneroReader:
         }
         mark = Anchor(height, header.hash)
         fresh = {key: item for key, item in deep.items() if key not in self._memory.payments}
-        if fresh and self._kept_over_restarts is not None:
-            await self._require_same(head)
-            await self._kept_over_restarts.remember(MONERO, mark, fresh)
+        # Thousands of proofs take longer than a block: the chain may have gone on meanwhile.
+        kept = self._kept_over_restarts
+        if fresh and kept is not None and await self._has(Anchor(head.height, head.hash)):
+            await kept.remember(MONERO, mark, fresh)
         return _ScannedPayments(
             mark=mark,
             arrivals=[item for item in arrivals if item.block and item.block <= height],

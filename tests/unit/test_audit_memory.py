@@ -62,7 +62,9 @@ async def test_anchor_stays_above_all_facts_of_two_processes(memory: AuditMemory
     assert recalled[1].keys() == {"a", "c"}
 
 
-@pytest.mark.parametrize("damage", ["no database at all", "a fact of another form", "a folder"])
+@pytest.mark.parametrize(
+    "damage", ["no database at all", "a fact of another form", "no JSON", "a folder"]
+)
 async def test_unusable_file_is_reported_and_recalls_nothing(
     memory: AuditMemory, tmp_path: Path, damage: str
 ) -> None:
@@ -73,7 +75,7 @@ async def test_unusable_file_is_reported_and_recalls_nothing(
     else:
         await memory.remember("one", Anchor(90, "h90"), {"a": DEEP})
         with closing(sqlite3.connect(tmp_path / FILE)) as file, file:
-            file.execute("UPDATE facts SET fact = x'7b7d'")
+            file.execute("UPDATE facts SET fact = ?", (b"{}" if "form" in damage else b"{",))
     with capture_logs() as logs:
         assert await memory.recall("one", MinedTransaction) is None
         await memory.remember("one", Anchor(91, "h91"), {"b": DEEP})
@@ -200,13 +202,16 @@ class Wallet:
 
 
 async def audited(
-    memory: AuditMemory, payment: PaymentEntry = PAYMENT, branch: str = "h"
+    memory: AuditMemory,
+    payment: PaymentEntry = PAYMENT,
+    *,
+    node: Any = None,
+    wallet: Any = None,
 ) -> tuple[MoneroFacts, int]:
     """Facts of a process that has just begun, and how often it has asked for transactions."""
-    node: Any = Monerod(branch)
-    wallet: Any = Wallet()
-    reader = MoneroReader(node, wallet, monero_options(nettype="fakechain"), memory)
-    watched = {MONERO: Watched(1, 100, f"{branch}100")}
+    node = node or Monerod()
+    reader = MoneroReader(node, wallet or Wallet(), monero_options(nettype="fakechain"), memory)
+    watched = {MONERO: Watched(1, 100, f"{node.branch}100")}
     books = Books(watched=watched, monero_primary=PRIMARY, payments=(payment,))
     facts = await reader.facts(books, await reader.head())
     assert facts is not None
@@ -217,7 +222,7 @@ async def test_deep_payment_is_proven_once_over_restarts(memory: AuditMemory) ->
     first, looked = await audited(memory)
     assert (first.payments["ord_1/payout/1"].paid, looked) == (7, 1)
     assert await audited(memory) == (first, 0)
-    assert (await audited(memory, branch="other"))[1] == 1
+    assert (await audited(memory, node=Monerod("other")))[1] == 1
 
 
 @pytest.mark.parametrize(
@@ -242,3 +247,34 @@ async def test_changed_payment_is_proven_again_without_a_restart(memory: AuditMe
         facts = await reader.facts(books, await reader.head())
         assert facts is not None
         assert facts.payments["ord_1/payout/1"].paid == paid
+
+
+class GrowingWallet(Wallet):
+    """A wallet that scans one more block while it proves a payment."""
+
+    scanned = 101
+
+    async def height(self) -> int:
+        return self.scanned
+
+    async def check_key(self, txid: str, key: str, address: str) -> Any:
+        self.scanned += 1
+        return await super().check_key(txid, key, address)
+
+
+async def test_blocks_that_come_during_proofs_end_no_audit(memory: AuditMemory) -> None:
+    facts, looked = await audited(memory, wallet=GrowingWallet())
+    assert (facts.payments["ord_1/payout/1"].paid, looked) == (7, 1)
+    assert await audited(memory) == (facts, 0)
+
+
+async def test_proofs_are_not_kept_once_their_head_is_replaced(memory: AuditMemory) -> None:
+    node = Monerod()
+
+    class Replacing(Wallet):
+        async def check_key(self, txid: str, key: str, address: str) -> Any:
+            node.branch = "other"
+            return await super().check_key(txid, key, address)
+
+    await audited(memory, node=node, wallet=Replacing())
+    assert await memory.recall(MONERO, Sighting) is None
