@@ -58,7 +58,7 @@ async def settled(count: int, data_dir: Path) -> tuple[float, Mapping[str, float
         if done is None or done["done"] != count:
             raise RuntimeError(f"not all of {count} orders were settled in time")
         before = _used(data_dir)
-        while await up.service.store.pack_responses(clock.now + HOUR_MS, STEP):
+        while await up.service.store.pack_responses(clock.now + HOUR_MS, 0, STEP):
             pass
     after = _used(data_dir)
     sizes = {name: (size - empty[name]) / count for name, size in after.items()}

@@ -12,7 +12,7 @@ import structlog
 from msgspec import Struct
 
 from rpcsvc import ids
-from rpcsvc.clock import Clock
+from rpcsvc.clock import DAY_MS, Clock
 from rpcsvc.domain.chains import network_of
 from rpcsvc.domain.finality import FinalityLimits
 from rpcsvc.domain.order import Terms, Timeouts
@@ -149,8 +149,9 @@ class TermsMaker:
 
 
 class Retention:
-    """Packs answers to idempotency keys after an hour; deletes them, tickets, unpaid orders'
-    answers, and the history of orders that are over, after their time.
+    """Packs answers to idempotency keys after an hour, of orders under way after a day; deletes
+    them, tickets, unpaid orders' answers, and the history of orders that are over, after their
+    time.
 
     ``keep_history_ms``: None keeps the history permanently. ``unpaid_bytes`` limits the size of
     unpaid orders' answers.
@@ -193,7 +194,8 @@ class Retention:
         pruned = await self._store.prune_unpaid(now - self._unpaid_ms, self._most_unpaid, STEP)
         if self._history_ms is not None:
             reduced = await self._store.reduce_history(now - self._history_ms, STEP)
-        packed = await self._store.pack_responses(now - HOUR_MS, _PACKED_AT_ONCE)
+        # What is packed while its order is under way keeps its status answer.
+        packed = await self._store.pack_responses(now - HOUR_MS, now - DAY_MS, _PACKED_AT_ONCE)
         if max(pruned, reduced) < STEP and packed < _PACKED_AT_ONCE:
             self._next_pruning = now + _MINUTE_MS
         if pruned:

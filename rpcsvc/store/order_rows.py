@@ -85,8 +85,9 @@ _UNPACKED: Final = (
     "seq", "namespace", "idempotency_key", "operation", "params", "body", "created_at", "order_seq",
 )  # fmt: skip
 _SELECT_UNPACKED: Final = (
-    f"SELECT {', '.join(_UNPACKED)} FROM idempotency_keys WHERE packed = 0"
-    " AND created_at < :before ORDER BY created_at LIMIT :limit"
+    f"SELECT {', '.join(_UNPACKED)} FROM idempotency_keys k WHERE packed = 0"
+    " AND created_at < :before AND (created_at < :open_before OR NOT EXISTS (SELECT 1 FROM orders o"
+    " WHERE o.seq = k.order_seq AND o.deadline_at IS NOT NULL)) ORDER BY created_at LIMIT :limit"
 )
 # An answer as it was sent has pages of its own, which SQLite joins with others only where a row is
 # deleted: updated in place, a packed one would keep a whole page.
@@ -328,14 +329,16 @@ class IdempotencyRows:
             StoredResponse, row, key=row["idempotency_key"], params=orjson.loads(params), body=body
         )
 
-    async def pack_responses(self, before: int, limit: int) -> int:
-        """Compress answers made before a time; delete the status answers of their orders that are
-        over.
+    async def pack_responses(self, before: int, open_before: int, limit: int) -> int:
+        """Compress answers made before a time, or ``open_before`` where their orders are under way;
+        delete the status answers of their orders that are over.
 
         It handles ``limit`` at once and returns how many. A replay has the same bytes as before.
         Raises StaleWrite if another process has deleted one meanwhile: then none is packed.
         """
-        found = await self._db.fetch(_SELECT_UNPACKED, before=before, limit=limit)
+        found = await self._db.fetch(
+            _SELECT_UNPACKED, before=before, open_before=open_before, limit=limit
+        )
         rows: list[Statement] = []
         for row in found:
             body = packing.pack(row["params"], row["body"])

@@ -53,6 +53,23 @@ async def test_answer_of_an_hour_ago_is_packed_and_replayed(box: Sandbox, direct
     assert await box.call("swap.status", orderId=order_id) == shown
 
 
+async def test_order_that_lasts_an_hour_is_tidied_up_when_it_is_over(box: Sandbox) -> None:
+    params = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
+    first = await reply(box, "swap.create", params)
+    order_id = (await box.call("swap.create", **params, key=KEY))["data"]["order"]["orderId"]
+    await box.jump(HOUR_MS + 2 * 60_000)
+    await Placed(box, order_id, "").fund()
+    await box.settle(8)
+    await box.jump(20 * 60_000)
+    await box.settle(8)
+    shown = await box.call("swap.status", orderId=order_id)
+    assert shown["state"] == "completed"
+    await box.jump(2 * 60_000)
+    packed, _, views = stored(box)
+    assert (packed, views) == (1, 0)
+    assert await reply(box, "swap.create", params) == first
+
+
 async def test_status_answer_of_an_order_that_waits_stays(box: Sandbox) -> None:
     params = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
     await reply(box, "swap.create", params)

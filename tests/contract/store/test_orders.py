@@ -84,7 +84,7 @@ async def test_old_answers_are_packed_some_at_a_time(store: OrderStore, database
     for number, key in enumerate(("a", "b", "c", "young")):
         kept = replace(response(key), created_at=NOW + number)
         await store.commit(created(fresh(number), kept))
-    assert [await store.pack_responses(NOW + 3, 2) for _ in range(3)] == [2, 1, 0]
+    assert [await store.pack_responses(NOW + 3, NOW + 3, 2) for _ in range(3)] == [2, 1, 0]
     packed = await database.fetch("SELECT packed FROM idempotency_keys ORDER BY seq")
     assert [row["packed"] for row in packed] == [1, 1, 1, 0]
     for key in ("a", "b", "c", "young"):
