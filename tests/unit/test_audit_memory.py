@@ -209,8 +209,8 @@ async def audited(
     wallet: Any = None,
 ) -> tuple[MoneroFacts, int]:
     """Facts of a process that has just begun, and how often it has asked for transactions."""
-    node = node or Monerod()
-    reader = MoneroReader(node, wallet or Wallet(), monero_options(nettype="fakechain"), memory)
+    node, wallet = node or Monerod(), wallet or Wallet()
+    reader = MoneroReader(node, wallet, monero_options(nettype="fakechain"), memory)
     watched = {MONERO: Watched(1, 100, f"{node.branch}100")}
     books = Books(watched=watched, monero_primary=PRIMARY, payments=(payment,))
     facts = await reader.facts(books, await reader.head())
