@@ -38,7 +38,7 @@ from tests.unit.orders import NOW, terms
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
-ACCOUNTS = 1
+ACCOUNTS = 2
 # Of as many as fit into one transaction.
 BATCH: Final = 15
 MANY: Final = 100
