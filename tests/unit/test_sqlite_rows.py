@@ -41,6 +41,7 @@ from rpcsvc.store.changes import (
     StoredResponse,
 )
 from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.packing import pack_receipt
 
 # All numbers and texts differ, so that a swapped column is found.
 TERMS = Terms(
@@ -238,7 +239,12 @@ async def test_terms_and_status_are_in_columns_of_their_names(
     ("table", "values"),
     [
         ("deposits", by_name(DEPOSIT) | by_name(DEPOSIT.key) | {"order_id": "ord_1"}),
-        ("transfers", by_name(TRANSFER) | {"asset": "USDC", "order_id": "ord_1"}),
+        (
+            "transfers",
+            by_name(TRANSFER)
+            | {"asset": "USDC", "order_id": "ord_1", "raw": b"\0"}
+            | {"receipt": pack_receipt("receipt", b"address txid transfer")},
+        ),
         ("fills", by_name(FILL) | {"order_id": "ord_1", "chunk": 0}),
         (
             "relays",

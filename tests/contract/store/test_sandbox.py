@@ -19,7 +19,7 @@ from rpcsvc.store.database import Tables
 
 CHAIN = SimulatedChain("monero", 100, 1000, 50, False, 10**16, 10**16)
 DEPOSIT = Tx("monero", "t1", TxKind.DEPOSIT, "8Address", None, 7, 0, 2000)
-PAYOUT = Tx("monero", "t2", TxKind.TRANSFER, "8User", None, 5, 1, 2001)
+PAYOUT = Tx("monero", "t2", TxKind.TRANSFER, "8UserAddress", None, 5, 1, 2001)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def test_a_transaction_moves_the_balance_when_it_is_mined(ledger: SandboxL
     mined = replace(DEPOSIT, state=TxState.MINED, block_height=101)
     paid = replace(PAYOUT, state=TxState.MINED, block_height=101, watched=False)
     assert await ledger.mined_above("monero", 100) == [mined, paid]
-    assert await ledger.transactions_to("monero", "8User") == [paid]
+    assert await ledger.transactions_to("monero", "8UserAddress") == [paid]
     assert (await ledger.chains())[0].balance == CHAIN.balance + 7 - 6
     await ledger.unwatch([DEPOSIT])
     assert await ledger.watched() == [mined], "it has changed since it was read"
