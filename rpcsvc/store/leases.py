@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
+from typing_extensions import override
 
 from rpcsvc.clock import boot_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
-from rpcsvc.store.database import StaleWrite, Statement, Tables
+from rpcsvc.store.database import Query, Row, StaleWrite, Statement, Tables
 
 log = structlog.get_logger(__name__)
 
@@ -276,25 +277,33 @@ class LeaseKeeper:
             lease.extend(asked_at + lasts_ms)
 
 
-class Fenced:
-    """A database under a lease: a write checks the lease's token in its own transaction. Implements
-    Tables; reads are the database's own.
+class Fenced(Tables):
+    """A database under a lease: a write checks the lease's token in its own transaction.
 
     Taking the lease waits for a running commit; a later write finds another token and is rolled
     back.
     """
 
     def __init__(self, database: Tables, lease: Lease) -> None:
-        self.fetch = database.fetch
-        self.fetch_one = database.fetch_one
-        self.fetch_together = database.fetch_together
         self._db = database
         self._lease = lease
         values = {"name": lease.name, "token": lease.token}
         self._fence = Statement(_FENCE, values, first=True, finds=True)
 
+    @override
+    def fetch(self, sql: str, **values: Any) -> Coroutine[Any, Any, list[Row]]:
+        return self._db.fetch(sql, **values)
+
+    @override
+    def fetch_one(self, sql: str, **values: Any) -> Coroutine[Any, Any, Row | None]:
+        return self._db.fetch_one(sql, **values)
+
+    @override
+    def fetch_together(self, queries: Sequence[Query]) -> Coroutine[Any, Any, list[list[Row]]]:
+        return self._db.fetch_together(queries)
+
+    @override
     async def write(self, statements: Sequence[Statement]) -> None:
-        """Commit the statements if the lease is still this process's. Raises LeaseLost."""
         # After the lease was lost nothing is written, and no later write will be.
         if self._lease.lost.is_set():
             raise LeaseLost
