@@ -120,6 +120,7 @@ async def test_payouts_leave_what_refunds_may_need(payer: EvmPayer) -> None:
     assert left == due[2:]
     for item in due[:2]:
         await payer.paid(item)
+    await payer.follow()
     with pytest.raises(LacksFunds) as lack:
         await payer.payments.prepare(due[2], [], record, leaves)
     assert lack.value.missing.units == 50 * USDC
