@@ -196,16 +196,17 @@ def test_probe_prints_why_an_answer_is_unusable(
     assert says in capsys.readouterr().err
 
 
-def test_probe_takes_under_60_ms_of_cpu(tmp_path: Path) -> None:
-    """The minimum of several runs, less a bare interpreter: the machine has other load."""
+def test_probe_takes_the_cpu_of_four_bare_starts_at_most(tmp_path: Path) -> None:
+    """The least of several runs, beside a bare interpreter: machines differ, and have other
+    load.
+    """
 
     def least(*arguments: str) -> float:
         return min(cpu_ms(*arguments) for _ in range(7))
 
     with listening(tmp_path / "d"):
         asked = least("-m", "rpcsvc", "health", "--data-dir", str(tmp_path / "d"))
-    assert asked - least("-c", "pass") < 40
-    assert asked < 120
+    assert asked < 4 * least("-c", "pass")
 
 
 def cpu_ms(*arguments: str) -> float:
