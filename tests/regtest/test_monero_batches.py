@@ -62,6 +62,7 @@ async def test_full_batch_is_paid_and_proved_one_by_one(
     for item in transfers:
         assert (await pay(own, item)).outcome is Outcome.PENDING
     await miner.mine(OPTIONS.settled_after)
+    await own.adapter.observe()  # until the next block is seen, a payment that waits still waits
     for item in transfers:
         assert await own.adapter.payments.look_up(item) == Verdict(Outcome.SETTLED)
     assert await received(payee) == once(transfers)
