@@ -77,8 +77,8 @@ regtest-soak: install ## orders, faults and reorganisations at random on the who
 	tools/regtest/install
 	$(BIN)/python -m tests.regtest.soak
 
-simulate: install ## run whole services under random seeds: ENGINE=onchain or sandbox, SECONDS=60, ORDERS=100, JOBS= at once, one SEED= or from FIRST= on; or CUT= a scenario everywhere
-	$(BIN)/python -m tests.simulation $(if $(CUT),--cut $(CUT) --size $(or $(SIZE),1) $(if $(AT),--at $(AT))) --engine $(or $(ENGINE),onchain) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60) $(if $(FIRST),--first $(FIRST))) --orders $(or $(ORDERS),100) $(if $(JOBS),--jobs $(JOBS))
+simulate: install ## run whole services under random seeds: ENGINE=onchain or sandbox, SECONDS=60, ORDERS=100, JOBS= at once, one SEED= (LEFT_OUT= some faults) or from FIRST= on; or CUT= a scenario everywhere
+	$(BIN)/python -m tests.simulation $(if $(CUT),--cut $(CUT) --size $(or $(SIZE),1) $(if $(AT),--at $(AT))) --engine $(or $(ENGINE),onchain) $(if $(SEED),--seed $(SEED) $(if $(LEFT_OUT),--left-out $(LEFT_OUT)),--seconds $(or $(SECONDS),60) $(if $(FIRST),--first $(FIRST))) --orders $(or $(ORDERS),100) $(if $(JOBS),--jobs $(JOBS))
 
 mutants: install ## plant faults that could lose money, one at a time: NAMES= some, SUITE=simulation or test, SECONDS=60 each, JOBS= universes at once
 	$(BIN)/python -m tests.mutants $(NAMES) --suite $(or $(SUITE),simulation) --seconds $(or $(SECONDS),60) $(if $(JOBS),--jobs $(JOBS))

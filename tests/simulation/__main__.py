@@ -2,8 +2,9 @@
 
 With ``--seed`` one universe runs; without, new seeds run until the time is up, or the seeds from
 ``--first`` on, ``--jobs`` at once: those that are not over then are ended a little later, and say
-nothing. It ends with status 1 at the first violation, and prints the seed that replays it; with
-status 75 when none was over.
+nothing. It ends with status 1 at the first violation, and prints the seed that replays it, then the
+least of that universe that still shows one, with what happened last; with status 75 when none was
+over. ``--left-out`` names faults, and strikes by their numbers, that do not happen.
 
 With ``--cut`` a scenario (or ``all``) is struck at each of its effects, or with ``--size 2`` at
 each pair of them, or once at those that ``--at`` names.
@@ -17,11 +18,12 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from tests.simulation.cuts import SCENARIOS, cut, cut_everywhere
 from tests.simulation.runs import ENGINES, CutShort, Outcome, run
+from tests.simulation.shrink import shrink
 
 ORDERS = 100
 # So long a universe may go on when the time is up.
@@ -37,6 +39,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="universes at once")
     parser.add_argument("--engine", choices=sorted(ENGINES), default="onchain")
     parser.add_argument("--orders", type=int, default=ORDERS, help="orders in each universe")
+    parser.add_argument("--left-out", nargs="+", default=[], help="without these faults, strikes")
+    parser.add_argument("--shrink", type=float, default=300, help="seconds to look for the least")
     parser.add_argument("--cut", choices=["all", *SCENARIOS], help="strike at each effect of it")
     parser.add_argument("--size", type=int, default=1, help="strikes of each run")
     parser.add_argument("--at", type=int, nargs="+", help="strike at these effects alone")
@@ -47,9 +51,15 @@ def main() -> int:
         names = [given.cut] if given.cut != "all" else list(SCENARIOS)
         return _cut(names, given.size, given.jobs)
     if given.seed is not None:
-        return _report([run(given.seed, given.orders, engine=given.engine)])
-    seeds = _new_seeds() if given.first is None else itertools.count(given.first)
-    return _report(*_search(seeds, given.seconds, given.orders, given.engine, given.jobs))
+        outcomes = [run(given.seed, given.orders, engine=given.engine, left_out=given.left_out)]
+        cut_short = 0
+    else:
+        seeds = _new_seeds() if given.first is None else itertools.count(given.first)
+        outcomes, cut_short = _search(seeds, given.seconds, given.orders, given.engine, given.jobs)
+    status = _report(outcomes, cut_short)
+    if (found := next((each for each in outcomes if each.violations), None)) is not None:
+        _print_least(found, given.left_out, given.shrink)
+    return status
 
 
 def _new_seeds() -> Iterator[int]:
@@ -103,6 +113,25 @@ def _cut(names: list[str], size: int, jobs: int) -> int:
         print(f"{name}: {runs} runs", flush=True)
     print(f"{wrong} scenarios with violations")
     return 1 if wrong else 0
+
+
+def _print_least(found: Outcome, left_out: list[str], seconds: float) -> None:
+    """Look for the least universe that shows a violation, and print what happened in it last."""
+    ends = time.monotonic() + seconds
+
+    def again(people: int, without: Collection[str]) -> Outcome:
+        without = [*left_out, *without]
+        return run(found.seed, people, engine=found.engine, left_out=without)
+
+    least = shrink(found, again, lambda: time.monotonic() < ends)
+    print("\n".join(least.outcome.last_notes))
+    for violation in least.outcome.violations:
+        print(f"with less: {violation}")
+    without = " ".join([*left_out, *least.left_out])
+    print(
+        f"the least found: make simulate ENGINE={found.engine} SEED={found.seed}"
+        f" ORDERS={least.outcome.asked} LEFT_OUT='{without}'"
+    )
 
 
 def _report(outcomes: list[Outcome], cut_short: int = 0) -> int:

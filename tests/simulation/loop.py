@@ -15,6 +15,7 @@ import heapq
 import math
 import random
 from asyncio import events
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
@@ -25,6 +26,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _LONGEST_THREAD_SECONDS: Final = 0.01
+_NOTES: Final = 60
 
 # Whose code runs: every task inherits it from the one that made it.
 ACTOR: ContextVar[Actor | None] = ContextVar("actor", default=None)
@@ -87,7 +89,8 @@ class _Callback(asyncio.TimerHandle):
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """Runs coroutines in virtual time; see the module.
 
-    ``trace`` is a hash over every step: equal seeds give equal traces.
+    ``trace`` is a hash over every step: equal seeds give equal traces. ``last_notes``: what has
+    happened of late, a line each.
     """
 
     def __init__(self, seed: int) -> None:
@@ -100,6 +103,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._is_running = False
         self._is_closed = False
         self._trace = hashlib.sha256()
+        self.last_notes = deque[str](maxlen=_NOTES)
         self.steps = 0
         self.failures: list[dict[str, Any]] = []
         # Called before each callback; it may kill or pause actors.
@@ -121,7 +125,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._trace.hexdigest()
 
     def note(self, text: str) -> None:
-        """Add something that happened to the trace."""
+        """Add something that happened to the trace, and keep its line among the last ones."""
+        self._hash(text)
+        self.last_notes.append(f"{self.time():12.3f} s  {text}")
+
+    def _hash(self, text: str) -> None:
         self._trace.update(f"{self._now_ns} {text}\n".encode())
 
     def run_simulation(self, main: Coroutine[Any, Any, T]) -> T:
@@ -153,7 +161,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._held.append(callback)
             return
         self.steps += 1
-        self.note(actor.name if actor is not None else "-")
+        self._hash(actor.name if actor is not None else "-")
         callback.context.run(callback.call, *callback.args)
 
     def _advance(self) -> None:

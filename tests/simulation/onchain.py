@@ -11,7 +11,7 @@ import errno
 import os
 import random
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -43,6 +43,7 @@ from tests.simulation.universe import (
     Order,
     Universe,
     evm_address,
+    faults_without,
     monero_address,
 )
 
@@ -225,10 +226,17 @@ class OnchainUniverse(Universe):
     chains = ("arbitrum",)
     operator: Operator
 
-    def __init__(self, seed: int, folder: Path, faults: Faults | None = None) -> None:
-        super().__init__(seed, folder, faults)
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        faults: Faults | None = None,
+        left_out: Collection[str] = (),
+    ) -> None:
+        super().__init__(seed, folder, faults, left_out)
         chance = self.chance
-        self.chain_faults = ChainFaults() if faults == Faults() else ChainFaults.drawn(chance)
+        drawn = ChainFaults() if faults == Faults() else ChainFaults.drawn(chance)
+        self.chain_faults = faults_without(drawn, self.left_out)
         self.network = Network(self.loop, self._fork())
         # How many of the blocks from before the service began are still to come.
         self._opening = _OPENING_BLOCKS

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,7 +28,8 @@ _MEMORY: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None
 class Outcome(NamedTuple):
     """How a run ended: its trace, the steps of the loop, what struck, and what did not hold.
 
-    ``asked``: how many people it was made for. ``orders``: how many have ordered.
+    ``asked``: how many people it was made for. ``orders``: how many have ordered. ``strikes``: how
+    many have a number by which they can be left out. ``last_notes``: what happened before the end.
     """
 
     engine: str
@@ -39,6 +40,8 @@ class Outcome(NamedTuple):
     orders: int
     counts: dict[str, int]
     violations: list[str]
+    strikes: int
+    last_notes: list[str]
 
 
 class CutShort(Exception):
@@ -51,9 +54,13 @@ def run(
     faults: Faults | None = None,
     engine: str = "sandbox",
     is_over: Callable[[], bool] = lambda: False,
+    left_out: Collection[str] = (),
 ) -> Outcome:
-    """Run a universe with new faults, or with these. Raises CutShort."""
-    return run_made(lambda folder: ENGINES[engine](seed, folder, faults), orders, engine, is_over)
+    """Run a universe with new faults, or with these; ``left_out`` as there. Raises CutShort."""
+    universe = ENGINES[engine]
+    return run_made(
+        lambda folder: universe(seed, folder, faults, left_out), orders, engine, is_over
+    )
 
 
 def run_made(
@@ -112,6 +119,8 @@ def _run_here(
             len(universe.orders),
             universe.counts,
             universe.violations,
+            universe.strikes,
+            list(loop.last_notes),
         )
     )
     outcome.close()

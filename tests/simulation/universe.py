@@ -11,12 +11,12 @@ import hashlib
 import random
 import sqlite3
 import types
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import orjson
@@ -107,6 +107,15 @@ class Faults(NamedTuple):
             step=rate(5e-5),
             delay_ms=chance.choice([0.5, 5.0, 50.0]),
         )
+
+
+_F = TypeVar("_F", bound=NamedTuple)
+
+
+def faults_without(faults: _F, left_out: Collection[str]) -> _F:
+    """The same faults, of which those that are left out by name do not strike."""
+    calm = type(faults)._field_defaults
+    return faults._replace(**{name: calm[name] for name in faults._fields if name in left_out})
 
 
 class Violated(Exception):
@@ -240,16 +249,27 @@ class Universe:
     """The clock, the data, the replicas and the people; an engine's own adds its chains.
 
     ``settings`` are those of all replicas; ``chains`` the names of the chains that orders are of.
+    ``left_out``: faults by their names, and single strikes by their numbers, that do not happen.
+    ``strikes`` counts them all the same.
     """
 
     chains: tuple[str, ...]
 
-    def __init__(self, seed: int, folder: Path, faults: Faults | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        faults: Faults | None = None,
+        left_out: Collection[str] = (),
+    ) -> None:
         self.seed = seed
         self.folder = folder
         self.chance = random.Random(seed)
         self.loop = new_loop(self.chance.getrandbits(64))
-        self.faults = Faults.drawn(self.chance) if faults is None else faults
+        self.left_out = frozenset(left_out)
+        drawn = Faults.drawn(self.chance) if faults is None else faults
+        self.faults = faults_without(drawn, self.left_out)
+        self.strikes = 0
         self.server = DatabaseServer(self.now_ms)
         self.graves: list[Actor] = []
         self.replicas = [Replica(self, number) for number in range(self.chance.choice([1, 2, 3]))]
@@ -519,6 +539,11 @@ class Universe:
             return
         roll = self.chance.random()
         faults = self.faults
+        if roll >= faults.kill + faults.pause + faults.away + faults.cut + faults.step:
+            return
+        self.strikes += 1
+        if str(self.strikes) in self.left_out:
+            return
         if roll < faults.kill:
             self.kill(self.chance.choice(self.replicas))
         elif roll < faults.kill + faults.pause:
@@ -529,7 +554,7 @@ class Universe:
             self.later(self.chance.random() * 20, self._bring_database_back)
         elif roll < faults.kill + faults.pause + faults.away + faults.cut:
             self.cut(self.chance.choice(self.replicas))
-        elif roll < faults.kill + faults.pause + faults.away + faults.cut + faults.step:
+        else:
             self._step_clock(self.chance.choice(self.replicas))
 
     def kill(self, replica: Replica) -> None:
