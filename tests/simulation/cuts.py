@@ -453,12 +453,6 @@ class CutUniverse(OnchainUniverse):
         return self._scenario.strike in ("lag", "reorganise", "reindex")
 
     @override
-    async def audited(self) -> list[str]:
-        found = await super().audited()
-        is_by_hand = self._scenario.strike == "displace"
-        return [each for each in found if not is_by_hand or _BY_HAND not in each]
-
-    @override
     async def _sickness(self, replica: Replica) -> str:
         problem = await super()._sickness(replica)
         is_short = self._scenario.hot.ether == _ETHER and problem.endswith(_SHORT)
