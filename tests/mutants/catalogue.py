@@ -254,8 +254,8 @@ MUTANTS: Final = (
     Mutant(
         "older-copy-takes-payments",
         "a database that has lost payments takes them once more from a settler that runs",
-        "it is known to have none.\"\"\"\n        return self._mark\n",
-        "it is known to have none.\"\"\"\n        return None\n",
+        'it is known to have none."""\n        return self._mark\n',
+        'it is known to have none."""\n        return None\n',
         cut="fail-over",
     ),
     Mutant(

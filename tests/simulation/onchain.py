@@ -499,6 +499,7 @@ class OnchainUniverse(Universe):
     @override
     def fail_over(self, copied: sqlite3.Connection) -> None:
         self._restored_at = self._now()
+        self.counts["failovers"] += 1
         self.operator.has_restored = True
         super().fail_over(copied)
 

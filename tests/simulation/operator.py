@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _OF_A_REORGANISATION: Final = "audit: deposit_unmined"
 _OF_A_LOSS: Final = "audit: deposit_lost of"
 _OF_A_COPY: Final = "the database is a restored copy"
+# Before the replica has noticed, its own looks at what the database lacks may pause it.
+_OF_A_FAIL_OVER: Final = ("audit: ", "transactions of ")
 _OWN: Final = "the operator looks into something"
 _LOOK_SECONDS: Final = 60
 _PAUSES: Final = (5, 60, 300)
@@ -109,7 +111,10 @@ class Operator:
         reasons = [switch.reason() for switch in self._switches] + [await self._row.reason()]
         for reason in filter(None, reasons):
             of_others = reason.replace(_OWN, "").strip("; ")
-            if self.has_restored and of_others.startswith(_OF_A_COPY):
+            is_of_a_copy = self.has_restored and of_others.startswith(_OF_A_COPY)
+            if universe.counts["failovers"]:
+                is_of_a_copy |= of_others.startswith(_OF_A_FAIL_OVER)
+            if is_of_a_copy:
                 if await universe.audited():
                     return  # it is still adopting what the journal has
             elif of_others.startswith(_OF_A_LOSS):
@@ -163,7 +168,6 @@ class Operator:
             self._universe.restore(copied)
         elif self._lease_of(copied) == self._lease_of(self._universe.server.connection):
             # Otherwise no journal shows what the last settler has paid: the operator has to pause.
-            self._universe.counts["failovers"] += 1
             self._universe.fail_over(copied)
 
     @staticmethod
