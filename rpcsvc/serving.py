@@ -70,7 +70,6 @@ from rpcsvc.settings import (
     reloaded,
 )
 from rpcsvc.store.database import DatabaseInUse
-from rpcsvc.store.leases import LeaseLost
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.webhooks import WebhookStore
 
@@ -99,7 +98,7 @@ async def serve(settings: Settings, load: Callable[[], Settings]) -> None:
     """Serve until SIGTERM or SIGINT; then finish running requests and close.
 
     On SIGHUP, ``load`` gives the settings as they are then. Raises SettingsError, DataDirInUse,
-    OSError when the address can't be bound, and LeaseLost after another process has taken over.
+    OSError when the address can't be bound, and LeaseLost once the lease counts no more.
     """
     check_bind(settings)
     stop = asyncio.Event()
@@ -129,7 +128,7 @@ async def serve(settings: Settings, load: Callable[[], Settings]) -> None:
         return
     log.info("stopped")
     if up.lease.lost.is_set():
-        raise LeaseLost
+        raise up.lease.loss
 
 
 def reload_settings(held: Reloaded, started: Settings, load: Callable[[], Settings]) -> None:

@@ -315,17 +315,17 @@ def _nonces(books: Books, facts: EvmFacts, seen: Mapping[str, Sighting]) -> Iter
             continue
         payment = recorded.get(nonce)
         sighting = seen.get(payment.payment_id) if payment else None
-        if (
-            payment
-            and sighting is None
-            and payment.payment_id in books.closed
-            and nonce in reported
-        ):
+        if payment and sighting is None and nonce in reported and _is_given_up(payment, books):
             continue
         if sighting is None or sighting.block is None:
             expected = "a transaction on record" if payment is None else payment.payment_id
             subject = f"nonce {nonce} of the hot wallet on {facts.network}"
             yield Difference("unrecorded_transaction", subject, expected, "another")
+
+
+def _is_given_up(payment: PaymentEntry, books: Books) -> bool:
+    """Return whether the books say that a payment never leaves the wallet."""
+    return payment.state == "failed" or payment.payment_id in books.closed
 
 
 # --- what is there ---------------------------------------------------------------------------

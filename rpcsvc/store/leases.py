@@ -59,8 +59,18 @@ _FENCE: Final = "SELECT token FROM leases WHERE name = :name AND token = :token"
 class LeaseLost(Unavailable):
     """Another process has taken the lease; nothing was written."""
 
+    text = "Another replica has taken over; nothing was changed. Try again."
+
     def __init__(self) -> None:
-        super().__init__("Another replica has taken over; nothing was changed. Try again.")
+        super().__init__(self.text)
+
+
+class DatabaseReplaced(LeaseLost):
+    """The database was replaced by an older copy, whose lease counts no more; nothing was
+    written.
+    """
+
+    text = "The database was replaced by an older copy; nothing was changed. Try again."
 
 
 class LeaseTaken(Exception):
@@ -136,6 +146,7 @@ class Lease:
         self._ends_at = ends_at
         self._now_ms = now_ms
         self.lost = asyncio.Event()
+        self.loss = LeaseLost
 
     @property
     def on_record(self) -> HeldLease:
@@ -166,11 +177,12 @@ class Lease:
         """Note that the lease was renewed."""
         self._ends_at = ends_at
 
-    def lose(self) -> None:
-        """Note that another process has taken the lease; final for this process."""
+    def lose(self, loss: type[LeaseLost] = LeaseLost) -> None:
+        """Note that the lease counts no more, and why; final for this process."""
         if not self.lost.is_set():
             self.lost.set()
-            log.critical("lease_lost", lease=self.name, fence=self.token)
+            self.loss = loss
+            log.critical("lease_lost", lease=self.name, fence=self.token, reason=loss.text)
 
 
 def holder_name(random: RandomBytes) -> str:
@@ -306,7 +318,7 @@ class Fenced(Tables):
     async def write(self, statements: Sequence[Statement]) -> None:
         # After the lease was lost nothing is written, and no later write will be.
         if self._lease.lost.is_set():
-            raise LeaseLost
+            raise self._lease.loss
         try:
             await self._db.write([self._fence, *statements])
         except StaleWrite:

@@ -252,6 +252,13 @@ MUTANTS: Final = (
         cut="restored-batch",
     ),
     Mutant(
+        "older-copy-takes-payments",
+        "a database that has lost payments takes them once more from a settler that runs",
+        'it is known to have none."""\n        return self._mark\n',
+        'it is known to have none."""\n        return None\n',
+        cut="fail-over",
+    ),
+    Mutant(
         "replacement-is-not-recorded",
         "an attempt with higher fees is published and not on record",
         "        await self._ledger.add_attempt(payment, attempt)",

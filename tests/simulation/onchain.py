@@ -88,6 +88,8 @@ _SHARE_OF_POOR: Final = 0.4
 _EARLY: Final = 0.5
 # Of universes with one replica and a busy operator, those in which older copies are restored.
 _RESTORED: Final = 0.9
+# Of universes with a busy operator, those whose database fails over to a late standby.
+_FAILS_OVER: Final = 0.4
 # Of payers where deposits count early, those who take theirs back, at least.
 _CHEATS: Final = 0.15
 # Of universes with faults, those whose answers are signed.
@@ -262,6 +264,7 @@ class OnchainUniverse(Universe):
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
         self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0, "bans": 0}
         self.counts |= {"losses": 0, "verified": 0, "rotations": 0, "restores": 0, "kept": 0}
+        self.counts |= {"failovers": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         self.operator_addresses = {
             "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
@@ -274,7 +277,10 @@ class OnchainUniverse(Universe):
         self._is_restored = (
             self._is_busy and len(self.replicas) == 1 and chance.random() < _RESTORED
         )
-        if self._is_restored:
+        self._fails_over = (
+            self._is_busy and random.Random(f"{seed} fails over").random() < _FAILS_OVER
+        )
+        if self._is_restored or self._fails_over:
             self._audience, is_early = 0.0, False
         self.tiers = self._tiers(chance, is_early=is_early)
         if is_early:
@@ -381,7 +387,8 @@ class OnchainUniverse(Universe):
             self._opening = left
             self.evm.mine()
         self.operator = Operator(self, self._fork(), is_busy=self._is_busy)
-        self.operator.restores = self._is_restored
+        self.operator.restores = self._is_restored or self._fails_over
+        self.operator.fails_over = self._fails_over
         works = (
             self._mine_evm(), self._mine_monero(), self._trouble_daemons(),
             self._rob(), self.operator.look(), self.operator.drill(), self.operator.withdraw(),
@@ -496,6 +503,13 @@ class OnchainUniverse(Universe):
     def restore(self, copied: sqlite3.Connection) -> None:
         self._restored_at = self._now()
         super().restore(copied)
+
+    @override
+    def fail_over(self, copied: sqlite3.Connection) -> None:
+        self._restored_at = self._now()
+        self.counts["failovers"] += 1
+        self.operator.has_restored = True
+        super().fail_over(copied)
 
     def _counted_deposit(self, network: str, txid: str, order_id: str) -> None:
         """Compare with the chain: a deposit counts from now on.

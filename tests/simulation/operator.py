@@ -24,9 +24,14 @@ if TYPE_CHECKING:
 _OF_A_REORGANISATION: Final = "audit: deposit_unmined"
 _OF_A_LOSS: Final = "audit: deposit_lost of"
 _OF_A_COPY: Final = "the database is a restored copy"
+# Before the replica has noticed, its own looks at what the database lacks may pause it.
+_OF_A_FAIL_OVER: Final = ("audit: ", "transactions of ")
 _OWN: Final = "the operator looks into something"
 _LOOK_SECONDS: Final = 60
 _PAUSES: Final = (5, 60, 300)
+# How old (s) copies are that are restored, and what a late standby has.
+_AGES: Final = (1, 10, 60)
+_LAGS: Final = (1, 3, 6)
 # Units of withdrawals: what comes first is seldom drawn, and large.
 _AMOUNTS: Final = {
     "arbitrum": (300_000_000_000, 5_000_000_000, 70_000_000, 1_000_000),
@@ -77,6 +82,8 @@ class Operator:
         self.has_restored = False
         # Whether it does so at random times.
         self.restores = False
+        # Whether copies are put in place below replicas that run, as by a server that fails over.
+        self.fails_over = False
         # How the reasons of pauses begin that the operator has an explanation for.
         self.expects: tuple[str, ...] = (_OF_A_REORGANISATION,)
         self._is_copied = self._is_withdrawing = False
@@ -104,7 +111,10 @@ class Operator:
         reasons = [switch.reason() for switch in self._switches] + [await self._row.reason()]
         for reason in filter(None, reasons):
             of_others = reason.replace(_OWN, "").strip("; ")
-            if self.has_restored and of_others.startswith(_OF_A_COPY):
+            is_of_a_copy = self.has_restored and of_others.startswith(_OF_A_COPY)
+            if universe.counts["failovers"]:
+                is_of_a_copy |= of_others.startswith(_OF_A_FAIL_OVER)
+            if is_of_a_copy:
                 if await universe.audited():
                     return  # it is still adopting what the journal has
             elif of_others.startswith(_OF_A_LOSS):
@@ -146,12 +156,23 @@ class Operator:
                 continue
             self._is_copied = True
             copied = self._universe.server.copy()
-            await asyncio.sleep(self._chance.choice([1, 10, 60]))
+            await asyncio.sleep(self._chance.choice(_LAGS if self.fails_over else _AGES))
             if self._universe.is_striking and not self._lacks_a_transfer(copied):
-                self._universe.counts["restores"] += 1
-                self.has_restored = True
-                self._universe.restore(copied)
+                self._put_in_place(copied)
             self._is_copied = False
+
+    def _put_in_place(self, copied: sqlite3.Connection) -> None:
+        if not self.fails_over:
+            self._universe.counts["restores"] += 1
+            self.has_restored = True
+            self._universe.restore(copied)
+        elif self._lease_of(copied) == self._lease_of(self._universe.server.connection):
+            # Otherwise no journal shows what the last settler has paid: the operator has to pause.
+            self._universe.fail_over(copied)
+
+    @staticmethod
+    def _lease_of(database: sqlite3.Connection) -> list[int]:
+        return [row[0] for row in database.execute("SELECT token FROM leases")]
 
     def _lacks_a_transfer(self, copied: sqlite3.Connection) -> bool:
         """Return whether a transfer was signed that a copy has not planned.

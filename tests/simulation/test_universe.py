@@ -60,6 +60,12 @@ def test_restored_copy_pays_nothing_again() -> None:
     assert outcome.violations == []
 
 
+def test_fail_over_to_a_late_standby_pays_nothing_again() -> None:
+    outcome = cut("fail-over", [22])
+    assert outcome.violations == []
+    assert outcome.counts["failovers"] == 1
+
+
 def never_made(_folder: Path) -> Universe:
     signal.pause()
     raise AssertionError("there was no signal")

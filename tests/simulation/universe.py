@@ -299,6 +299,7 @@ class Universe:
             "events": 0,
         }
         self.is_striking = False
+        self._failed_over_at = 0
         # The error of the universe itself, with which the run ends.
         self.broken: BaseException | None = None
         # How long (s) people come, and how long faults strike after the last payment.
@@ -575,6 +576,12 @@ class Universe:
                 self.later(LEASE_MS / 1000, replica.start)
         self.server.restore(copied)
 
+    def fail_over(self, copied: sqlite3.Connection) -> None:
+        """Put a copy of the database in place, and let the replicas run on it."""
+        self.loop.note("fail over")
+        self._failed_over_at = self.now_ms()
+        self.server.restore(copied)
+
     def pause(self, replica: Replica, seconds: float | None = None) -> None:
         """Let nothing of a replica run for so long, or for up to half a minute."""
         actor = replica.actor
@@ -626,6 +633,8 @@ class Universe:
         actor, lease = settler
         if lease.token in self.server.taken_over:
             return
+        if self.now_ms() - self._failed_over_at < LEASE_MS:
+            return  # the copy has an earlier end of its lease than was promised
         row = self.server.connection.execute(_LEASE).fetchone()
         if lease.token != row["token"] or row["expires_at"] <= self.now_ms():
             self.violated(f"{actor.name} published without lease {lease.token}")

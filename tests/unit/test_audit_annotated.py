@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from msgspec.structs import replace
 
 from rpcsvc.audit.check import check
@@ -241,6 +242,29 @@ def test_annotated_nonce_covers_no_other() -> None:
     at.explain(ARBITRUM, "0xusdc", at.world.nonce - 1)
     at.world.nonce += 1
     assert at.only().kind == "unrecorded_transaction"
+
+
+@pytest.mark.parametrize(
+    ("state", "is_annotated", "kinds"),
+    [
+        ("failed", True, set()),
+        ("failed", False, {"unrecorded_transaction"}),
+        ("published", True, {"unrecorded_transaction"}),
+        ("settled", True, {"unrecorded_transaction"}),
+    ],
+)
+def test_nonce_of_a_failed_payment_is_annotated(
+    state: str, is_annotated: bool, kinds: set[str]
+) -> None:
+    """As spent by hand; what the books count as paid, or may yet be, is not let off."""
+    at = Restored(World())
+    at.world.fill()
+    at.world.mined.clear()
+    payment = at.world.payments[-1]
+    at.world.payments[-1] = replace(payment, state=state)
+    if is_annotated:
+        at.explain(ARBITRUM, "0xhand", payment.nonce)
+    assert {item.kind for item in at.report().differences} == kinds
 
 
 def test_transaction_of_ether_alone_is_annotated_by_its_nonce() -> None:

@@ -16,7 +16,7 @@ from rpcsvc.domain.withdrawals import Withdrawal, stepped
 from rpcsvc.settlement.onchain.engine import SignedPayments
 from rpcsvc.settlement.onchain.evm import records as evm
 from rpcsvc.settlement.onchain.evm.records import EvmAddress
-from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark, read_place
+from rpcsvc.settlement.onchain.journal.files import FOLDER, read_place
 from rpcsvc.settlement.onchain.journal_check import check_journal
 from rpcsvc.settlement.onchain.journal_entries import entries_of, is_restored, last_signed
 from rpcsvc.settlement.onchain.journal_replay import ReplayResult
@@ -412,13 +412,10 @@ async def test_check_does_not_name_what_a_replay_left_out(tmp_path: Path) -> Non
         before = books.copy(tmp_path / "before.db")
         first = xmr_payment(order, "aa", monero.Payee("ord_x/payout/1", "4x", 7))
         # As if killed after the journal line, before the commit and before a void line.
-        await books.journal.record(MoneroEntry(WALLET.primary_address, first), _nothing)
+        await books.journal.write(MoneroEntry(WALLET.primary_address, first))
         await books.monero.add_payment(xmr_payment(order, "bb"))
     put_back(tmp_path, before)
     async with opened(tmp_path) as books:
         assert books.adopted.refused == []
         assert not await books.monero.has_transaction("aa")
     assert check_journal(tmp_path, tmp_path / FOLDER, [])[0] == []
-
-
-async def _nothing(_mark: Mark) -> None: ...

@@ -29,7 +29,15 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch, SharedPause
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.database import Statement
-from rpcsvc.store.leases import SETTLER, Fenced, HeldLease, Lease, LeaseLost, Leases
+from rpcsvc.store.leases import (
+    SETTLER,
+    DatabaseReplaced,
+    Fenced,
+    HeldLease,
+    Lease,
+    LeaseLost,
+    Leases,
+)
 from tests.sandbox import ManualClock
 from tests.unit.journaled import put_back
 from tests.unit.orders import NOW
@@ -194,6 +202,16 @@ class World:
         put_back(self.folder, kept)
         self.database = await SqliteDatabase.open(self.folder)
 
+    async def fail_over(self, copy: Path) -> None:
+        """Put a copy in place while the replicas run."""
+        with (
+            closing(sqlite3.connect(copy)) as source,
+            closing(sqlite3.connect(self.folder / DATABASE_NAME)) as target,
+        ):
+            source.backup(target)
+        # What was read before the copy is not read again.
+        self.database._release_snapshot()
+
     async def adopt_all(self, names: Sequence[str]) -> list[str]:
         """Each replica takes over in turn, if its journal can be opened; the refusals of journals.
 
@@ -324,6 +342,26 @@ async def test_standby_does_not_go_on_with_a_copy_that_has_less(tmp_path: Path) 
         await again()
         second = await up.take_over("b", watched=again.marks)
         assert not second.journal.is_usable
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_copy_below_a_settler_gets_no_second_payment(tmp_path: Path, dies: bool) -> None:
+    """As after a fail-over of PostgreSQL that lost commits, and nothing but these."""
+    async with world(tmp_path) as up:
+        first = await up.take_over("a", watched=None)
+        await paid(up, first)
+        before = up.backup()
+        lost = await paid(up, first)
+        await up.fail_over(before)
+        assert await up.unpaid() == lost
+        with pytest.raises(DatabaseReplaced):
+            await up.sign(first, lost, dies=dies)
+        assert not up.may_pay()
+        again = await up.take_over("a", watched=None, is_alone=True)
+        assert again.adopted.payments == [lost]
+        await paid(up, again)
+        up.check()
+        assert len(up.chain) == 3
 
 
 async def test_alone_the_journal_of_another_database_is_not_adopted(tmp_path: Path) -> None:

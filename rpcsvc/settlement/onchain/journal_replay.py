@@ -52,8 +52,8 @@ from rpcsvc.settlement.onchain.journal_entries import (
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
 from rpcsvc.settlement.onchain.pause import PauseSwitch, SharedPause, throw
-from rpcsvc.store.database import Rows, Statement, StoreConflict, Tables
-from rpcsvc.store.leases import SETTLER, HeldLease
+from rpcsvc.store.database import Rows, StaleWrite, Statement, StoreConflict, Tables
+from rpcsvc.store.leases import SETTLER, DatabaseReplaced, HeldLease
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.withdrawals import WithdrawalStore
 
@@ -180,10 +180,14 @@ class JournalReplay:
         self._processor = OrderProcessor(self._store, clock, lambda _order: None)
         self._done = ReplayResult()
 
-    async def run(self, lines: Sequence[Line], mark: Mark) -> ReplayResult:
+    async def run(
+        self, lines: Sequence[Line], mark: Mark, known: Mark | None = None
+    ) -> ReplayResult:
         """Adopt the payments of these lines; ``mark`` is the end of the journal.
 
-        Raises errors.Unavailable, and ValueError for a line that this version does not know.
+        ``known``: the mark that the database had when the lines were read. Raises
+        errors.Unavailable, DatabaseReplaced when it has less by now, and ValueError for a line that
+        this version does not know.
         """
         entries = [entry for line in lines for entry in entries_of(line)]
         for entry in latest(entries):
@@ -192,7 +196,10 @@ class JournalReplay:
             except StoreConflict as conflict:
                 self._done.refused.append(f"{_name(entry)}: {conflict}")
         if not self._done.refused:
-            await self._db.write([put_mark(mark)])
+            try:
+                await self._db.write([put_mark(mark, known)])
+            except StaleWrite:
+                raise DatabaseReplaced from None
         if self._done.payments or self._done.refused:
             done = self._done
             log.warning("journal_adopted", payments=len(done.payments), orders=len(done.orders),
@@ -374,15 +381,26 @@ async def open_journal(
     if not is_alone and (last := last_signed(lines)) is not None:
         lines = await _decided(journal, lines, last, is_refused=is_refused(last, own, marks))
     if shared is not None and is_restored(lines, own):
-        throw(switch, _RESTORED)
-        await _share(shared)
-    done = await JournalReplay(database, clock).run(lines, journal.mark)
-    if done.refused:
+        await pause_restored(switch, shared)
+    mark = journal.mark
+    done = await JournalReplay(database, clock).run(lines, mark, journal.known)
+    if not done.refused:
+        journal.note_committed(mark)
+    else:
         reason = f"the payment journal can't be adopted: {done.refused[0]}"
         throw(switch, f"{reason} ({len(done.refused)} in all)", is_always_named=True)
         if shared is not None:
             await _share(shared)
     return done
+
+
+async def pause_restored(switch: PauseSwitch, shared: SharedPause) -> None:
+    """Pause payouts at all replicas, since other journals may have more than the database.
+
+    Raises errors.Unavailable; then this replica's own are paused.
+    """
+    throw(switch, _RESTORED)
+    await _share(shared)
 
 
 async def _share(pause: SharedPause) -> None:

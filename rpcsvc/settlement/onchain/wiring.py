@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from rpcsvc.domain.chains import Chain, ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, as_units, parse_amount
 from rpcsvc.domain.reservations import counted
 from rpcsvc.engine_context import EngineContext
+from rpcsvc.errors import Unavailable
 from rpcsvc.orders.policy import MakeOrders
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.ports.wallets import NetworkNames, OrderingWallets
@@ -42,7 +44,11 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
-from rpcsvc.settlement.onchain.journal_replay import JournalWatch, open_journal
+from rpcsvc.settlement.onchain.journal_replay import (
+    JournalWatch,
+    open_journal,
+    pause_restored,
+)
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
@@ -60,6 +66,7 @@ from rpcsvc.settlement.onchain.thresholds import (
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders
 from rpcsvc.store.finality import FinalityRows, loss_problem
+from rpcsvc.store.leases import DatabaseReplaced
 from rpcsvc.store.replicas import SharedWallets
 
 KEY_FILE: Final = "evm-mnemonic"
@@ -120,6 +127,7 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
             except ChainUnusable as found:
                 raise SettingsError([f"onchain: {found}"]) from found
             loops = [engine.run, journal.run, *rate_loops]
+            settlement.worker.beside(partial(journal.compare, context.tables))
             loops += [shared.run] if shared else []
         else:
             usdc.open()
@@ -148,7 +156,16 @@ async def _journal(
     """Make the payment journal, opened under the lease, which its lines are written under."""
     options = journal_options(context.settings.onchain, context.settings.data_dir)
     lease, watched, clock = context.lease, context.watched, context.clock
-    journal = PaymentJournal(options, clock, context.random, lease=lease.on_record)
+
+    async def replaced() -> None:
+        if shared is not None:
+            with suppress(Unavailable):  # the pause is in this replica's file
+                await pause_restored(switch, shared)
+        lease.lose(DatabaseReplaced)
+
+    journal = PaymentJournal(
+        options, clock, context.random, lease=lease.on_record, on_replaced=replaced
+    )
     if lease.is_held:
         marks = None if watched is None else watched.marks
         await open_journal(journal, context.tables, clock, switch, marks, shared=shared)

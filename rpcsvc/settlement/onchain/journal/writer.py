@@ -2,7 +2,8 @@
 
 One line at a time is written and synced, then committed to the database together with its position.
 So no payment reaches a network unless its line is on disk. While the journal is not intact nothing
-is signed, published or swept (docs/adr/0012-payment-journal.md).
+is signed, published or swept, nor once the database has less than it had
+(docs/adr/0012-payment-journal.md).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from rpcsvc.settlement.onchain.journal.files import (
 )
 from rpcsvc.settlement.onchain.pause import PauseRow, unpaused
 from rpcsvc.store.database import Rows, StaleWrite, Statement, Tables, from_row, to_row
-from rpcsvc.store.leases import HeldLease, LeaseLost
+from rpcsvc.store.leases import DatabaseReplaced, HeldLease, LeaseLost
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,8 @@ SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _RETRY_MS: Final = 30_000
 _PLACE_SECONDS: Final = 10.0
 _NAME_BYTES: Final = 8
+# How often the database's mark is compared while no line is written.
+_COMPARE_SECONDS: Final = 2.5
 # The most lines that a failed attempt to write may have left on disk: a header, and a line.
 _OWN_LINES: Final = 2
 _PUT_MARK: Final = (
@@ -57,6 +60,11 @@ _PUT_MARK: Final = (
     " ON CONFLICT (journal) DO UPDATE SET line = excluded.line, sum = excluded.sum,"
     " token = excluded.token, holder = excluded.holder"
 )
+_MOVE_MARK: Final = (
+    "UPDATE payment_journal SET line = :line, sum = :sum, token = :token, holder = :holder"
+    " WHERE journal = :journal AND line >= :known"
+)
+_LINE: Final = "SELECT line FROM payment_journal WHERE journal = :journal"
 _MARKS: Final = "SELECT journal, line, sum, token, holder FROM payment_journal ORDER BY token"
 
 
@@ -76,7 +84,8 @@ class JournalOptions(Struct, frozen=True):
 class PaymentJournal:
     """The journal of one process, opened once. ``random`` names a new journal.
 
-    ``lease``: that of the process; each line names it.
+    ``lease``: that of the process; each line names it. ``on_replaced`` is called once, when the
+    database was replaced by an older copy.
     """
 
     def __init__(
@@ -87,12 +96,14 @@ class PaymentJournal:
         *,
         lease: HeldLease = NO_LEASE,
         steady: Callable[[], int] = steady_ms,
+        on_replaced: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._options = options
         self._lease = lease
         self._clock = clock
         self._random = random
         self._steady = steady
+        self._on_replaced = on_replaced
         self._first = PlaceWriter(options.folder)
         self._further: list[_Further] = [_Folder(options.folder, each) for each in options.places]
         if options.command:
@@ -107,7 +118,7 @@ class PaymentJournal:
         self._failed_at: int | None = None
         self._unsettled: tuple[JournalEntry, Callable[[], Awaitable[bool]]] | None = None
         self._one = asyncio.Lock()
-        self._is_fenced = False
+        self._is_fenced = self._is_replaced = False
 
     # --- opening -------------------------------------------------------------------------------
 
@@ -257,7 +268,8 @@ class PaymentJournal:
                 self._is_fenced = isinstance(refused, LeaseLost)
                 await self._settle()  # rolled back for certain: a restart must not adopt the line
                 raise
-            self._mark, self._unsettled = mark, None
+            self.note_committed(mark)
+            self._unsettled = None
 
     async def _settle(self) -> None:
         """Void the line whose commit failed: without a commit the payment was not published."""
@@ -320,10 +332,54 @@ class PaymentJournal:
                 with suppress(Unavailable):  # health says so
                     await self._offer(await asyncio.to_thread(self._append_to_first, body))
 
+    # --- the database's mark -------------------------------------------------------------------
+
+    @property
+    def known(self) -> Mark | None:
+        """The last mark that the database is known to have; None: it is known to have none."""
+        return self._mark
+
+    def note_committed(self, mark: Mark) -> None:
+        """Note that the database has a mark of this journal."""
+        self._mark = mark
+
+    async def require_current(self, database: Tables) -> None:
+        """Raise DatabaseReplaced if the database lacks lines that it had, from the first time on.
+
+        What was read before is then of the database that has all lines. Raises errors.Unavailable.
+        """
+        if self._is_replaced:
+            raise DatabaseReplaced
+        if (known := self.known) is None:
+            return
+        row = await database.fetch_one(_LINE, journal=known.journal)
+        if row is not None and row["line"] >= known.at.line:
+            return
+        if not self._is_replaced:
+            self._is_replaced = self._is_fenced = True
+            found = None if row is None else row["line"]
+            log.critical(
+                "database_replaced", journal=known.journal, known=known.at.line, found=found
+            )
+            if self._on_replaced is not None:
+                await self._on_replaced()
+        raise DatabaseReplaced
+
+    async def compare(
+        self, database: Tables, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        """Compare the database's mark until cancelled, also while no line is written."""
+        while True:
+            await pause(_COMPARE_SECONDS)
+            with suppress(Unavailable):
+                await self.require_current(database)
+
     # --- how it is -----------------------------------------------------------------------------
 
     async def require_ready(self) -> None:
         """Raise errors.Unavailable while nothing can be recorded; every 30 s it tries again."""
+        if self._is_replaced:
+            raise DatabaseReplaced
         if self._problem is None:
             return
         since = self._failed_at
@@ -335,10 +391,17 @@ class PaymentJournal:
     @property
     def is_usable(self) -> bool:
         """Whether payments could be recorded at the last attempt."""
-        return self._problem is None
+        return self._problem is None and not self._is_replaced
 
     def health(self) -> Health:
         """Return whether every place takes lines; if not, which does not and the consequence."""
+        if self._is_replaced:
+            return Health(
+                False,
+                "the database was replaced by an older copy while this process used it: the process"
+                " pays nothing more and ends. Its next start adopts what the payment journal has."
+                " See docs/operate/restore.md",
+            )
         if self._problem is not None:
             return Health(
                 False,
@@ -398,10 +461,16 @@ async def marks_of(database: Tables) -> list[Mark]:
     ]
 
 
-def put_mark(mark: Mark) -> Statement:
-    """The statement that records a mark."""
+def put_mark(mark: Mark, known: Mark | None) -> Statement:
+    """The statement that records a mark in place of ``known``, or of a later one.
+
+    A commit whose answer was lost may have left a later one. An older copy of the database has an
+    earlier one, or none: then the commit is refused.
+    """
     values = to_row(mark.at, journal=mark.journal, **mark.lease._asdict())
-    return Statement(_PUT_MARK, values)
+    if known is None:
+        return Statement(_PUT_MARK, values)
+    return Statement(_MOVE_MARK, {**values, "known": known.at.line}, finds=True)
 
 
 async def forget_mark(database: Tables) -> None:
@@ -448,21 +517,29 @@ class JournaledWrites:
         """Write the entry's line, then commit the rows with the journal's mark.
 
         ``undo`` as in ``PaymentJournal.record``. Raises errors.Unavailable, StaleWrite and
-        StoreConflict.
+        StoreConflict, and DatabaseReplaced when an older copy of the database was put in place.
         """
-        if self._journal is None:
+        if (journal := self._journal) is None:
             await self._db.write(rows)
             return
-        await self._journal.record(
-            entry, lambda mark: self._db.write([*rows, put_mark(mark)]), undo
-        )
+
+        async def commit(mark: Mark) -> None:
+            try:
+                await self._db.write([*rows, put_mark(mark, journal.known)])
+            except StaleWrite:
+                await journal.require_current(self._db)
+                raise
+
+        # What is signed from an older copy gets no line, which a restart would find without a void.
+        await journal.require_current(self._db)
+        await journal.record(entry, commit, undo)
 
     async def note(self, entry: JournalEntry) -> None:
         """Journal an entry that is already committed; losing its line is harmless."""
         if self._journal is None:
             return
         try:
-            await self._journal.record(entry, lambda mark: self._db.write([put_mark(mark)]))
+            await self.record(entry, [])
         except Unavailable as reason:
             log.warning("journal_line_missing", entry=type(entry).__name__, reason=reason.message)
 
