@@ -36,6 +36,7 @@ from tests.e2e.processes import TIMEOUT_SECONDS, free_port, until
 _MINING_SECONDS: Final = 600.0
 
 TOOLS: Final = Path(__file__).parents[2] / "tools" / "regtest"
+QUICK_POW: Final = TOOLS / "quick_pow.so"
 POLL_SECONDS: Final = 0.02
 _CALL_GAS: Final = 500_000
 LOG_TAIL: Final = 4000
@@ -120,6 +121,10 @@ class Daemon:
     def command(self) -> Sequence[str | Path]:
         raise NotImplementedError
 
+    def environment(self) -> dict[str, str]:
+        """The variables that it has besides those of this process."""
+        return {}
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -131,8 +136,9 @@ class Daemon:
         """Start it, and wait until it answers."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command(), cwd=self.directory, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+                self.command(), cwd=self.directory, env=os.environ | self.environment(),
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
         running.append(self)
         try:
             wait_for(self._is_ready)
@@ -213,6 +219,9 @@ class Monerod(Daemon):
         listen = ["--p2p-bind-ip", "127.0.0.1", "--p2p-bind-port", str(self.p2p_port)]
         known = [f"--add-exclusive-node=127.0.0.1:{port}" for port in self._peers]
         return [*listen, "--allow-local-ip", "--hide-my-port", *known]
+
+    def environment(self) -> dict[str, str]:
+        return {"LD_PRELOAD": str(QUICK_POW)} if QUICK_POW.exists() else {}
 
     @property
     def restricted_endpoint(self) -> DaemonEndpoint:
