@@ -8,13 +8,17 @@ or call them paid.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.reservations import funded_units, unfunded_reservation_of
 from rpcsvc.store.database import Query, Row, Tables
 from rpcsvc.store.orders import OrderStore
+
+# Called with what is done, and how much of how much.
+Progress = Callable[[str, int, int], None]
+CHECKING: Final = "checking the books"
 
 # Each query finds rows that must not exist; its first column names the order or transfer.
 BOOKS: Final[tuple[tuple[str, str], ...]] = (
@@ -141,6 +145,10 @@ BOOKS: Final[tuple[tuple[str, str], ...]] = (
         " OR p.units <> w.units OR a.txid <> coalesce(w.txid, a.txid)",
     ),
 )
+
+
+def quiet(_what: str, _done: int, _total: int) -> None:
+    """Report no progress."""
 
 
 # --- reservations ------------------------------------------------------------------------------

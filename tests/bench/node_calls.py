@@ -14,7 +14,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
@@ -108,6 +108,24 @@ async def _minute(
     return made.calls()
 
 
+async def _replica(own: EvmPayer, adapter: EvmAdapter) -> Counter[str]:
+    """The calls of a replica that does not settle, in the minute after its first look."""
+    made, until = Exchanges(), None
+
+    async def pause(seconds: float) -> None:
+        nonlocal until
+        if until is None:
+            made.sent.clear()
+            until = own.clock.now + 60_000
+        if own.clock.now >= until:
+            raise asyncio.CancelledError
+        own.clock.now += round(seconds * 1000)
+
+    with made.counted(), suppress(asyncio.CancelledError):
+        await adapter.look(pause)
+    return made.calls()
+
+
 async def _payout(own: EvmPayer) -> list[list[str]]:
     """Return the exchanges of a payout, as the order layer asks for it, until it is handed over."""
     made, transfer = Exchanges(), own.transfer(USER)
@@ -118,9 +136,12 @@ async def _payout(own: EvmPayer) -> list[list[str]]:
 
 
 class Counted(NamedTuple):
-    """The calls of a minute, idle and with an order by kind; and the exchanges of a payout."""
+    """The calls of a minute, idle, of a replica, and with an order by kind; and the exchanges of a
+    payout.
+    """
 
     idle: Counter[str]
+    replica: Counter[str]
     open: dict[Kind, Counter[str]]
     payout: list[list[str]]
 
@@ -141,9 +162,11 @@ async def counted(directory: Path) -> Counted:
                 return await _minute(own, adapter, kind, is_awaiting=is_awaiting)
 
         idle = await minute(next(iter(CHAINS)), is_awaiting=False)
+        async with adapter_on(own, own.network) as adapter:
+            replica = await _replica(own, adapter)
         busy = {kind: await minute(kind, is_awaiting=True) for kind in CHAINS}
         await own.connection.check()
-        return Counted(idle, busy, await _payout(own))
+        return Counted(idle, replica, busy, await _payout(own))
 
 
 def readings(directory: Path) -> list[Reading]:
@@ -152,6 +175,13 @@ def readings(directory: Path) -> list[Reading]:
     title, payout = "calls of an EVM node", found.payout
     return [
         Reading(NODE_CALLS, f"{title}, idle", "/min", (float(found.idle.total()),), under=23),
+        Reading(
+            f"{NODE_CALLS}-replica",
+            f"{title}, a replica that does not settle",
+            "/min",
+            (float(found.replica.total()),),
+            under=23,
+        ),
         *(
             Reading(
                 f"{NODE_CALLS}-open-{number}",
@@ -190,7 +220,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         found = asyncio.run(counted(Path(folder)))
     busy = [(f"orders open, {kind}", calls) for kind, calls in found.open.items()]
-    for title, calls in (("idle, a minute", found.idle), *busy):
+    idle = ("idle, a minute", found.idle), ("a replica that does not settle", found.replica)
+    for title, calls in (*idle, *busy):
         print(f"{title}: {calls.total()} calls")
         for method, number in calls.most_common():
             print(f"    {method}: {number}")

@@ -3,6 +3,7 @@
 The service is a process of its own on monerod, monero-wallet-rpc and Anvil, with a proxy before
 each, which counts, and delays the nodes. A payout is in its pool once its daemon has said so. Calls
 in sequence: the longest chain of exchanges of which each begins after the one before has ended.
+Rows with many open orders are of a store, a wallet and a list of addresses that have so many.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing_extensions import override
 
 from tests.bench import seeding
 from tests.bench.driver import HOST, Server
-from tests.bench.onchain import SOME_XMR, Chains, Say
+from tests.bench.onchain import MUCH_XMR, Chains, Say
 from tests.bench.report import Reading, Report
 from tests.e2e.processes import cpu_seconds, until
 from tests.regtest.daemon_proxy import DaemonProxy
@@ -44,14 +45,16 @@ _BLOCK_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 120.0
 _START_SECONDS: Final = 60.0
 _UNLOCKED_AFTER: Final = 10
-_ADDRESSES: Final = 64
+_MANY: Final = 1_000
+_ADDRESSES: Final = 64 + _MANY
+_MOST_PER_SWAP: Final = 25
 _PAID: Final = {"u2x": ("wallet", "relay_tx"), "x2u": ("evm", "eth_sendRawTransaction")}
 _NODE: Final = "evm"
 
 
 @dataclass(frozen=True)
 class Size:
-    """Swaps of each direction and distance; seconds of watching without orders, and with one."""
+    """Swaps of each row; seconds of watching without orders, and with one."""
 
     swaps: int
     idle_seconds: float
@@ -96,10 +99,24 @@ class Line(DaemonProxy):
 
 
 class Swap(NamedTuple):
-    """Milliseconds from the block to the pool, and the exchanges with daemons in that time."""
+    """Milliseconds from the block to the pool, and the exchanges with daemons in that time.
+
+    ``calls``: of the EVM node from the order to its end, what others have it asked included;
+    ``seconds``: how long that took.
+    """
 
     milliseconds: float
     exchanged: list[Exchanged]
+    calls: int
+    seconds: float
+
+
+class Row(NamedTuple):
+    """Swaps of a direction, with the nodes so many seconds away, beside so many open orders."""
+
+    direction: str
+    seconds: float
+    beside: int
 
 
 @dataclass
@@ -126,9 +143,9 @@ class Watched:
 
 @dataclass
 class Found:
-    """Results for one checkout of the service, by direction and by the seconds to the nodes."""
+    """Results for one checkout of the service."""
 
-    swaps: dict[tuple[str, float], list[Swap]] = field(default_factory=dict)
+    swaps: dict[Row, list[Swap]] = field(default_factory=dict)
     idle: Watched | None = None
     open: Watched | None = None
 
@@ -155,15 +172,22 @@ class Settling:
             for line in self._lines:
                 if line._daemon != "wallet":
                     line.delay = seconds
-            for direction in _PAID:
-                self._say(f"{direction}, nodes {seconds * 1000:g} ms away")
-                made = [await self._swap(direction) for _ in range(size.swaps)]
-                found.swaps[direction, seconds] = made
+            await self._rows(found, size, seconds, 0)
         await self._create("x2u")
         await self._create("u2x")
         self._say("orders open")
         found.open = await self._watch(size.open_seconds)
+        for _ in range(_MANY // 2):
+            await self._create("x2u")
+            await self._create("u2x")
+        await self._rows(found, size, seconds, _MANY)
         return found
+
+    async def _rows(self, found: Found, size: Size, seconds: float, beside: int) -> None:
+        for direction in _PAID:
+            row = Row(direction, seconds, beside)
+            self._say(f"{direction}, {_title(row)}")
+            found.swaps[row] = [await self._swap(direction) for _ in range(size.swaps)]
 
     async def _watch(self, seconds: float) -> Watched:
         """Count while a block comes each second on the EVM chain."""
@@ -178,19 +202,24 @@ class Settling:
 
     async def _swap(self, direction: str) -> Swap:
         """Swap once; the blocks of the deposit come at any moment of the service's rounds."""
+        self._record.clear()
+        ordered = time.perf_counter()
         order_id = await self._paid(direction)
         # The service's own transactions make no block.
         await self._stack.controls.automine(enabled=False)
         for _ in range(CONFIRMATIONS - 2):
             await self._mine(direction)
         await asyncio.sleep(1 + self._draw.random())
-        self._record.clear()
+        before = len(self._record)
         await self._mine(direction)
         began = time.perf_counter()
         ended = await until(lambda: self._handed_over(direction), seconds=_SETTLE_SECONDS)
-        within = [each for each in self._record if began <= each.began and each.ended <= ended]
+        late = self._record[before:]
+        within = [each for each in late if began <= each.began and each.ended <= ended]
         await self._completed(order_id)
-        return Swap((ended - began) * 1000, within)
+        calls, took = _calls(self._record, _NODE).total(), time.perf_counter() - ordered
+        await self._stack.miner.mine(_UNLOCKED_AFTER)
+        return Swap((ended - began) * 1000, within, calls, took)
 
     async def _paid(self, direction: str) -> str:
         """Return an order whose deposit is in a block, and was seen by the service."""
@@ -227,22 +256,18 @@ class Settling:
         return next(ends, None)
 
     async def _completed(self, order_id: str) -> None:
-        """Mine until an order is completed, and the XMR wallet can spend all of its outputs."""
+        """Mine until an order is completed."""
         await self._stack.controls.automine(enabled=True)
-        blocks = 0
 
         async def is_completed() -> bool:
-            nonlocal blocks
             data = await self._call("swap.status", {"orderId": order_id})
             if data["order"]["status"] == "completed":
                 return True
             await asyncio.sleep(_BLOCK_SECONDS / 2)
             await self._stack.mine()
-            blocks += 1
             return False
 
         await until(is_completed, seconds=_SETTLE_SECONDS)
-        await self._stack.miner.mine(max(1, _UNLOCKED_AFTER - blocks))
 
     async def _takes_orders(self) -> bool:
         asked = {"chain": "arbitrum", "amount": "20"}
@@ -273,7 +298,7 @@ async def _settling(
     chains: Chains, name: str, checkout: Path | None, say: Say
 ) -> AsyncIterator[Settling]:
     """The service of a checkout behind proxies; None: of this one."""
-    stack = await chains.operator(name, _ADDRESSES, xmr=SOME_XMR)
+    stack = await chains.operator(name, _ADDRESSES, xmr=MUCH_XMR)
     record: list[Exchanged] = []
     async with AsyncExitStack() as opened:
         lines = [
@@ -290,6 +315,7 @@ async def _settling(
             "RPCSVC_ONCHAIN__WALLET_URL": wallet,
             "RPCSVC_ONCHAIN__POLL_MS": "1000",
             "RPCSVC_ONCHAIN__AUDIT_SECONDS": "0",
+            "RPCSVC_ONCHAIN__XMR_ADDRESSES": str(_ADDRESSES),
         }
         log = stack.data_dir.with_suffix(".log")
         server = seeding.service(
@@ -315,22 +341,31 @@ async def settlement(
 
 
 def _report(measured: Found, when: str, found: Report) -> None:
-    for (direction, seconds), swaps in measured.swaps.items():
-        name = f"{SETTLEMENT}-{direction}-{seconds * 1000:g}{when.replace(', ', '-')}"
-        title = f"{direction}: last block to payout, nodes {seconds * 1000:g} ms away{when}"
+    for row, swaps in measured.swaps.items():
+        parts = (SETTLEMENT, row.direction, f"{row.seconds * 1000:g}", str(row.beside or ""))
+        name = "-".join(filter(None, parts)) + when.replace(", ", "-")
+        title = f"{row.direction}: last block to payout, {_title(row)}{when}"
         chains = tuple(float(_in_sequence(each.exchanged)) for each in swaps)
         found.readings += [
             Reading(
-                name, title, "ms", tuple(each.milliseconds for each in swaps), _MOST_MS[seconds]
+                name, title, "ms", tuple(each.milliseconds for each in swaps), _MOST_MS[row.seconds]
             ),
             Reading(
                 f"{name}-sequence", f"{title}: calls in sequence", "", chains, _MOST_IN_SEQUENCE
+            ),
+            Reading(
+                f"{name}-calls",
+                f"{row.direction}: calls of an EVM node, order to end, {_title(row)}{when}",
+                "",
+                tuple(float(each.calls) for each in swaps),
+                _MOST_PER_SWAP,
             ),
         ]
         calls = [_calls(each.exchanged) for each in swaps]
         middle = sorted(swaps, key=lambda each: each.milliseconds)[len(swaps) // 2]
         found.remarks.append(
-            f"{title}: {median(each.total() for each in calls):g} calls; of the middle one:"
+            f"{title}: {median(each.total() for each in calls):g} calls; a swap took"
+            f" {median(each.seconds for each in swaps):.1f} s; of the middle one:"
             f" {_listed(middle.exchanged)}"
         )
     for which, watched, most in (
@@ -343,6 +378,11 @@ def _report(measured: Found, when: str, found: Report) -> None:
             found.readings.append(Reading(name, title, "/min", (watched.calls(_NODE),), most))
             found.remarks.append(f"{which}{when}: {watched.described()}")
             found.remarks.append(f"{which}{when}: {_by_method(watched)}")
+
+
+def _title(row: Row) -> str:
+    beside = f", {row.beside} open orders" if row.beside else ""
+    return f"nodes {row.seconds * 1000:g} ms away{beside}"
 
 
 def _by_method(watched: Watched) -> str:

@@ -208,6 +208,14 @@ async def test_balances_say_what_is_locked_and_for_how_long(
     assert (await wallet.balance()).unlocked == XMR
 
 
+async def test_total_names_the_wallet_that_tells_it(wallet: WalletClient, miner: Miner) -> None:
+    own = await wallet.primary_address()
+    assert await wallet.total() == (0, own)
+    await miner.pay((await subaddress(wallet)).address, XMR)
+    await wallet.refresh()
+    assert await wallet.total() == (XMR, own)
+
+
 async def test_fifteen_recipients_fit_one_transaction_and_sixteen_fail(
     wallet: WalletClient, miner: Miner
 ) -> None:

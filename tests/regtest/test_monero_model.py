@@ -181,7 +181,8 @@ class Script:
         fees = sum(item.fee for item in listed if item.kind in SPENT)
         held = await self.wallet.balance()
         self.note(what, (held.total + fees, held.blocks_to_unlock))
-        self.note(what, await self.wallet.total() + fees)
+        total, address = await self.wallet.total()
+        self.note(what, (total + fees, self.name(address)))
 
     async def node_of(self, made: PreparedPayment) -> Any:
         """Return the node's answers on a payment and its inputs."""

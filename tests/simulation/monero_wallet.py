@@ -429,6 +429,18 @@ class WalletModel:
             "balance": sum(item.amount for item in held) + coming,
             "unlocked_balance": unlocked,
             "blocks_to_unlock": max(0, *left, 0) if left else 0,
+            "per_subaddress": [
+                {
+                    "account_index": 0,
+                    "address_index": minor,
+                    "address": address_of(minor),
+                    "balance": 0,
+                    "unlocked_balance": 0,
+                    "blocks_to_unlock": 0,
+                    "num_unspent_outputs": 0,
+                }
+                for minor in params.get("address_indices", ())
+            ],
         }
 
     def _outputs(self, params: Mapping[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import cycle
 from pathlib import Path
@@ -79,6 +80,25 @@ async def test_upkeep_fault_names_its_own_network_only(
     broken.clear()
     await adapter.maintain()
     assert "the upkeep of" not in (Health.of(await adapter.conditions()).detail or "")
+
+
+async def test_replica_looks_soon_at_a_node_that_fails_and_else_rarely(
+    adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems, pauses = {"base": iter(("down", None, "down"))}, list[float]()
+
+    async def look(network: EvmNetworkAdapter) -> None:
+        network.connection.problem = next(problems.get(network.network.name, iter(())), None)
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(EvmNetworkAdapter, "look", look)
+    with pytest.raises(asyncio.CancelledError):
+        await adapter.look(pause)
+    assert pauses == [5, 20, 5]
 
 
 class Looks:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from msgspec.structs import replace
@@ -170,8 +170,8 @@ class Wallet:
         self.validated.append(address)
         return self.addresses.get(address, GOOD)
 
-    async def total(self) -> int:
-        return self.held
+    async def total(self) -> tuple[int, str]:
+        return self.held, self.primary
 
     async def index_of(self, address: str) -> SubaddressIndex | None:
         return SubaddressIndex(1, 7) if address in self.own else None
@@ -715,6 +715,50 @@ async def test_another_wallet_does_not_judge_a_destination(rig: Rig) -> None:
     with pytest.raises(ChainUnusable, match="another wallet"):
         await rig.payments.prepare_upkeep(upkeep())
     assert rig.wallet.signed == []
+
+
+async def test_wallet_opened_after_the_first_check_signs_nothing(rig: Rig) -> None:
+    own = rig.wallet.validate
+
+    async def validate(address: str) -> AddressCheck:
+        rig.wallet.primary = "4other"
+        return await own(address)
+
+    await rig.connection.ready()
+    with (
+        patch.object(rig.wallet, "validate", validate),
+        pytest.raises(Unavailable, match="can't be settled"),
+    ):
+        await rig.sign(transfer())
+    assert (rig.connection.problem or "").startswith("another wallet")
+    assert rig.wallet.signed == []
+
+
+async def test_payout_asks_node_and_wallet_side_by_side(rig: Rig) -> None:
+    """Neither is asked after the other: before it is signed, and before it is relayed."""
+    await rig.connection.ready()
+    asked, node, wallet = rig.node.info, asyncio.Event(), asyncio.Event()
+
+    async def info() -> NodeInfo:
+        node.set()
+        await wallet.wait()
+        return await asked()
+
+    async def primary_address() -> str:
+        wallet.set()
+        await node.wait()
+        return OWN
+
+    with (
+        patch.object(rig.node, "info", info),
+        patch.object(rig.wallet, "primary_address", primary_address),
+    ):
+        async with asyncio.timeout(5):
+            made = await rig.prepared(transfer())
+            node.clear()
+            wallet.clear()
+            await rig.payments.publish(made)
+    assert rig.wallet.relayed == ["tx1"]
 
 
 async def test_what_has_failed_is_never_handed_over(rig: Rig) -> None:

@@ -40,12 +40,10 @@ from rpcsvc.store.backends.sqlite.database import (
 )
 from rpcsvc.store.backends.sqlite.maintenance import (
     BackupFailed,
-    Progress,
     backup_database,
     check_database,
-    quiet,
 )
-from rpcsvc.store.checks import reservation_problems
+from rpcsvc.store.checks import Progress, quiet, reservation_problems
 from rpcsvc.store.database import Tables
 from rpcsvc.store.leases import Fenced, LeaseKeeper, Leases, LeaseTaken, holder_name
 
@@ -163,10 +161,12 @@ def add_commands(commands: Any) -> None:
 
 def _check(context: Context) -> int:
     settings = context.settings()
-    if settings.postgresql_url is not None:
-        return _print_problems(asyncio.run(_check_server(settings.postgresql_url)))
+    url, progress, journal = settings.postgresql_url, _reporter(context), None
     try:
-        problems, journal = check_books(settings, _reporter(context))
+        if url is not None:
+            problems = asyncio.run(_check_server(url, progress))
+        else:
+            problems, journal = check_books(settings, progress)
     finally:
         end_progress()
     if journal is not None:
@@ -192,14 +192,14 @@ async def _recount(data_dir: Path) -> list[str]:
         return await reservation_problems(taken, SystemClock().now_ms())
 
 
-async def _check_server(url: str) -> list[str]:
+async def _check_server(url: str, progress: Progress) -> list[str]:
     try:
         from rpcsvc.store.backends.postgresql.schema import (  # noqa: PLC0415 - of an extra
             check_server,
         )
     except ImportError as error:
         raise UsageError(EXTRA_MISSING) from error
-    return await check_server(url)
+    return await check_server(url, progress)
 
 
 def _copy(context: Context) -> int:

@@ -74,3 +74,12 @@ async def test_nothing_is_closed_while_a_replica_settles(cli: Cli, order: Order,
     assert await closing == UNREACHABLE
     assert "A replica settles on this database: replica one." in cli.err.replace("\n", " ")
     assert (await value(url, _STATE), await value(url, _CLOSED)) == ("planned", 0)
+
+
+async def test_check_of_a_server_tells_its_progress_on_request(cli: Cli) -> None:
+    assert await cli.ask("db", "check", "--progress") == OK
+    shown = cli.err.splitlines()
+    assert shown[0] == "checking the books: 0 %"
+    assert shown[-1] == "checking the books: 90 %"
+    assert await cli.ask("db", "check") == OK
+    assert cli.err == "", "no terminal"

@@ -55,7 +55,8 @@ log = structlog.get_logger(__name__)
 
 
 _WEI: Final = 10**18
-_LOOK_SECONDS: Final = 5.0
+# Between two looks of a replica that does not settle, while a node fails; otherwise IDLE_MS.
+_LOOK_MS: Final = 5_000
 # How long an order waits for the answer; a slow node keeps nobody from ordering.
 WAIT_SECONDS: Final = 0.5
 KEPT_MS: Final = 60_000
@@ -236,6 +237,11 @@ class EvmNetworkAdapter(ServedNetwork):
         """The problem with the node or its answers; None if there is none."""
         return self.connection.problem or self.deposits.problem
 
+    @property
+    def is_troubled(self) -> bool:
+        """Whether the node, or the price of gas, has to be asked about again soon."""
+        return self.connection.problem is not None or self.payments.gas.problem is not None
+
     def _is_up(self) -> bool:
         """Whether the chain goes on, the node can be relied on, and USDC moves and can be sent."""
         problems = (self.problem, self.connection.stall(), self._why_nothing_is_sent())
@@ -339,8 +345,7 @@ class EvmNetworkAdapter(ServedNetwork):
 
     async def _upkeep_pause(self) -> int:
         """Return how long (ms) to leave payments and fees alone after a round."""
-        is_troubled = self.connection.problem is not None or self.payments.gas.problem is not None
-        if is_troubled or self.upkeep.awaits_again:
+        if self.is_troubled or self.upkeep.awaits_again:
             return self._poll_ms
         try:
             if self.payments.gas.lacks(await self.payments.mined_to()):
@@ -513,7 +518,8 @@ class EvmAdapter(ChainAdapter):
         """
         while True:
             await self._each(EvmNetworkAdapter.look)
-            await pause(_LOOK_SECONDS)
+            is_troubled = any(adapter.is_troubled for adapter in self.networks.values())
+            await pause((_LOOK_MS if is_troubled else IDLE_MS) / 1000)
 
     @override
     async def close(self) -> None:

@@ -87,13 +87,15 @@ class MoneroConnection:
         ``info``: the node's state, if it was just checked. Raises RpcFailure and ChainUnusable.
         """
         self.addresses.require_scanned()
-        info = info or await self.check_node()
         async with self._connecting:
-            if self.wallet_checked:
-                await self.require_wallet()
-            else:
+            if not self.wallet_checked:
+                info = info or await self.check_node()
                 await self.prepare_wallet()
                 await self.addresses.reconcile()
+            elif info is None:
+                info = await self.require_both()
+            else:
+                await self.require_wallet()
             self._connected()
         return info
 
@@ -173,6 +175,19 @@ class MoneroConnection:
         RpcFailure.
         """
         await self._recognise(await self.wallet.primary_address())
+
+    async def require_both(self) -> NodeInfo:
+        """Check the node and ask which wallet is open, side by side; return the node's state."""
+        info, _ = await asyncio.gather(self.check_node(), self.require_wallet())
+        return info
+
+    async def total_of_wallet(self) -> int:
+        """Return what the wallet holds, locked or not, in piconero; raise as ``require_wallet``
+        does: one answer tells both.
+        """
+        total, address = await self.wallet.total()
+        await self._recognise(address)
+        return total
 
     async def prepare_wallet(self) -> None:
         """Check the wallet and stop it from refreshing by itself."""

@@ -213,6 +213,7 @@ class MoneroPayments(Payments):
                 check = await self._check_destination(transfer.address)
                 # A transaction with a payment id has one recipient.
                 fit = [] if check.integrated else await self._fit(companions)
+                await self._require_published()
                 affordable = await self._affordable([transfer, *fit], leaves)
                 payment = await self._sign_together(affordable, info)
 
@@ -228,6 +229,8 @@ class MoneroPayments(Payments):
     async def prepare_upkeep(self, order: MoneroPaymentOrder) -> MoneroPayment:
         """Sign and commit a payment of the wallet to itself. Raises Unavailable as prepare does."""
         async with self._writer:
+            await self._require_published()
+            await self._connection.require_wallet()
             payment = await self._sign(order)
             await self._ledger.add_payment(payment)
             self._unseen.add(payment.payment_id)
@@ -252,11 +255,11 @@ class MoneroPayments(Payments):
     ) -> list[Transfer]:
         """Return the transfers after which what must be left is left, locked or not.
 
-        A deposit that no order has on record yet is nobody's to take: it is in no claim. Raises
-        LacksFunds for the first one.
+        A deposit that no order has on record yet is nobody's to take: it is in no claim. The wallet
+        that has answered is the one that may sign. Raises LacksFunds for the first one.
         """
         affordable = list[Transfer]()
-        left = await self._connection.wallet.total() - await self._ledger.on_no_order()
+        left = await self._connection.total_of_wallet() - await self._ledger.on_no_order()
         for item in transfers:
             kept = leaves.get(item.transfer_id, 0)
             # The fee has a margin: a refund, which leaves nothing, is tried without it.
@@ -287,9 +290,10 @@ class MoneroPayments(Payments):
         otherwise: MoneroPaymentOrder | None = None,
         info: NodeInfo | None = None,
     ) -> MoneroPayment:
-        """Sign ``order``, or ``otherwise`` if the wallet can't make it."""
-        await self._require_published()
-        await self._connection.require_wallet()
+        """Sign ``order``, or ``otherwise`` if the wallet can't make it.
+
+        No payment may be unpublished, and the wallet has just said which one it is.
+        """
         found, waiting = await asyncio.gather(
             self._connection.in_step(info), self._connection.node.pool_weight()
         )
@@ -426,8 +430,7 @@ class MoneroPayments(Payments):
         """Submit by the wallet the first time, by the node ever after; return the answer."""
         if payment.state is MoneroPaymentState.PREPARED:
             # It may have waited for long, and the wallet relays it once at most.
-            await self._connection.check_node()
-            await self._connection.require_wallet()
+            await self._connection.require_both()
             self._unseen.discard(payment.payment_id)
             marked = replace(
                 payment, state=MoneroPaymentState.RELAYING, relayed_at=self._clock.now_ms()

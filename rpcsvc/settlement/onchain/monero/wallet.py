@@ -266,9 +266,16 @@ class WalletClient:
             list[WalletTransfer], "get_transfer_by_txid", answer.get("transfers", [])
         )
 
-    async def total(self) -> int:
-        """Return all piconero of the account, locked ones and change that is not mined included."""
-        return (await self.balance(_OWN)).total
+    async def total(self) -> tuple[int, str]:
+        """Return all piconero of the account, locked ones and change that is not mined included,
+        and the account's own address.
+        """
+        held = await self.balance(_OWN)
+        for item in held.subaddresses:
+            if item.minor == 0:
+                return held.total, item.address
+        problem = "the answer lacks the account's own address"
+        raise BadAnswer(self.rpc.endpoint.name, "get_balance", problem)
 
     async def balance(self, indices: Sequence[int] = ()) -> Balance:
         """The balance of an account, and of these subaddresses (none given: of all in use).

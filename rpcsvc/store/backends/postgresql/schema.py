@@ -16,7 +16,7 @@ import asyncpg
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.postgresql.reader import Connection, compiled, connect
-from rpcsvc.store.checks import BOOKS, reservation_problems
+from rpcsvc.store.checks import BOOKS, CHECKING, Progress, quiet, reservation_problems
 from rpcsvc.store.database import DatabaseUnusable, Query, Row, Statement
 from rpcsvc.store.schema import APPLICATION_ID, NEWEST, UnknownSchema, newer, older, scripts
 
@@ -226,7 +226,7 @@ class _Snapshot:
         raise Unavailable(f"A moment is only read, and {len(statements)} statements came.")
 
 
-async def check_server(url: str) -> list[str]:
+async def check_server(url: str, progress: Progress = quiet) -> list[str]:
     """Return all problems of the books at one moment; empty when all is well."""
     try:
         connection = await connect(url, default_transaction_read_only="on")
@@ -239,11 +239,10 @@ async def check_server(url: str) -> list[str]:
             other = await other_schema(connection)
             if other is not None:
                 return [f"{other}, so the books were not checked"]
-            problems = [
-                f"{problem}: {row[0]}"
-                for problem, query in BOOKS
-                for row in await connection.fetch(query)
-            ]
+            problems = []
+            for number, (problem, query) in enumerate(BOOKS):
+                progress(CHECKING, number, len(BOOKS))
+                problems += [f"{problem}: {row[0]}" for row in await connection.fetch(query)]
             now = await connection.fetchval("SELECT now_ms()")
             return problems or await reservation_problems(_Snapshot(connection), now)
     except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresError) as error:

@@ -7,29 +7,22 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import gap, other_schema, refusal
-from rpcsvc.store.checks import BOOKS
+from rpcsvc.store.checks import BOOKS, CHECKING, Progress, quiet
 
 # Pages that are copied between two reports of progress: 16 MiB.
 _PAGES_AT_ONCE: Final = 4096
 PARTIAL: Final = ".partial"
 
-# Called with what is done, and how much of how much.
-Progress = Callable[[str, int, int], None]
-
 
 class BackupFailed(Exception):
     """No backup was made; the message says why."""
-
-
-def quiet(_what: str, _done: int, _total: int) -> None:
-    """Report no progress."""
 
 
 def damage_of(path: Path) -> str | None:
@@ -183,5 +176,5 @@ def _schema_problems(reader: sqlite3.Connection) -> Iterator[str]:
 
 def _book_problems(reader: sqlite3.Connection, progress: Progress) -> Iterator[str]:
     for number, (problem, query) in enumerate(BOOKS):
-        progress("checking the books", number, len(BOOKS))
+        progress(CHECKING, number, len(BOOKS))
         yield from (f"{problem}: {row[0]}" for row in reader.execute(query))
