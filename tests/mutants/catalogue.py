@@ -386,6 +386,13 @@ MUTANTS: Final = (
         cut="payout-of-xmr",
     ),
     Mutant(
+        "xmr-payment-is-not-shown",
+        "an XMR payout counts as final in a replaced block that one of several nodes keeps",
+        "            and await self._connection.is_on_chain({found.txid: found.height}, info)\n",
+        "",
+        behind="it is published again, since nothing else has spent its inputs",
+    ),
+    Mutant(
         "xmr-failed-by-one-block",
         "an XMR payout counts as failed by a spender that may go again",
         "        if depth < needed or not await self._connection.is_on_chain(place, info):",
@@ -425,6 +432,13 @@ MUTANTS: Final = (
         "                if hashes.get(cursor.height) == cursor.hash:",
         "                if cursor.height in hashes:",
         cut="branch",
+    ),
+    Mutant(
+        "xmr-block-is-not-shown",
+        "a deposit in a replaced block is confirmed while one of several nodes keeps that block",
+        "        if not view.agreed or await self._connection.is_on_chain(rising, view.info):",
+        "        if rising is not None:",
+        cut="kept-branch-of-xmr",
     ),
     Mutant(
         "xmr-scan-needs-no-agreement",
