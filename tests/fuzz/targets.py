@@ -194,6 +194,8 @@ _EVM_CALLS: Final[tuple[Callable[[EvmClient], Awaitable[Any]], ...]] = (
 _MONEROD_CALLS: Final[tuple[Callable[[MonerodClient], Awaitable[Any]], ...]] = (
     lambda node: node.info(),
     lambda node: node.header_at(5),
+    lambda node: node.headers(5, 6),
+    lambda node: node.block_at(5),
     lambda node: node.transactions([_TXID]),
     lambda node: node.bodies([_TXID]),
     lambda node: node.key_images([_TXID]),

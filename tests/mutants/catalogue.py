@@ -388,15 +388,22 @@ MUTANTS: Final = (
     Mutant(
         "xmr-settled-by-one-block",
         "an XMR payout counts as final in a block that may be replaced",
-        "        is_settled = depth >= self._options.settled_after",
-        "        is_settled = depth >= 1",
+        "            and depth >= self._options.settled_after\n",
+        "            and depth >= 1\n",
         cut="payout-of-xmr",
+    ),
+    Mutant(
+        "xmr-payment-is-not-shown",
+        "an XMR payout counts as final in a replaced block that one of several nodes keeps",
+        "            and await self._connection.is_on_chain({found.txid: found.height}, info)\n",
+        "",
+        behind="it is published again, since nothing else has spent its inputs",
     ),
     Mutant(
         "xmr-failed-by-one-block",
         "an XMR payout counts as failed by a spender that may go again",
-        "        if depth < needed:\n            await self._put(payment, after)",
-        "        if depth < 0:\n            await self._put(payment, after)",
+        "        if depth < needed or not await self._connection.is_on_chain(place, info):",
+        "        if depth < 0:",
         behind="only somebody else with the wallet's keys spends its inputs otherwise",
     ),
     Mutant(
@@ -429,9 +436,16 @@ MUTANTS: Final = (
     Mutant(
         "xmr-fork-is-not-found",
         "blocks that were replaced are not scanned again",
-        "            if header is not None and header.hash == cursor.hash:",
-        "            if header is not None:",
+        "                if hashes.get(cursor.height) == cursor.hash:",
+        "                if cursor.height in hashes:",
         cut="branch",
+    ),
+    Mutant(
+        "xmr-block-is-not-shown",
+        "a deposit in a replaced block is confirmed while one of several nodes keeps that block",
+        "        if not view.agreed or await self._connection.is_on_chain(rising, view.info):",
+        "        if rising is not None:",
+        cut="kept-branch-of-xmr",
     ),
     Mutant(
         "xmr-scan-needs-no-agreement",

@@ -270,6 +270,36 @@ async def test_deposit_in_another_block_after_a_reorg_is_seen_again(
     )
 
 
+async def test_deposit_is_confirmed_by_its_block_on_the_chain(
+    adapter: Treasury, miner: Miner, node: MonerodClient
+) -> None:
+    """Its former block proves nothing once that is replaced."""
+    async with bank_of(miner) as bank:
+        paid = await signed_to(bank, {adapter.adapter.deposit_address(): XMR})
+    await node.submit(paid.raw)
+    await miner.mine(2)
+    assert await states(adapter) == [SEEN]
+    calls, chain = adapter.count_calls(), adapter.adapter._connection
+    places: list[dict[str, int]] = []
+    for _ in range(2):
+        await miner.mine()
+        assert await states(adapter) == [CONFIRMED]
+        assert (calls.count("get_block"), calls.count("get_block_headers_range")) == (1, 2)
+        info, found = await node.info(), await node.transactions([paid.txid])
+        places.append({paid.txid: found[paid.txid].height or 0})
+        assert [await chain.is_on_chain(each, info) for each in places] == [
+            each == places[-1] for each in places
+        ]
+        await pop_blocks(node, 3)
+        assert await chain.hashes_below(info, [info.height - 3]) is None
+        await node.flush_pool([paid.txid])
+        await miner.mine()
+        await node.submit(paid.raw)
+        await miner.mine(2)
+        assert await states(adapter) == [SEEN]
+        calls.clear()
+
+
 async def test_deposit_gone_for_good_is_removed_before_the_next_block(
     adapter: Treasury, miner: Miner, node: MonerodClient
 ) -> None:

@@ -85,6 +85,28 @@ async def test_node_reports_its_network_and_its_tip(node: MonerodClient, miner: 
 
 async def test_a_block_that_is_not_there_is_none(node: MonerodClient) -> None:
     assert await node.header_at(10**9) is None
+    assert await node.block_at(10**9) is None
+    assert await node.headers(1, 10**9) == []
+
+
+async def test_restricted_node_shows_what_is_in_a_block(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await miner.mine()
+    empty = (await node.info()).height - 1
+    txid = await miner.pay(await wallet.primary_address(), XMR)
+    await miner.mine(3)
+    async with MonerodClient(miner.monerod.restricted_endpoint) as restricted:
+        info = await restricted.info()
+        listed = await restricted.headers(empty, info.height - 1)
+        assert [item.height for item in listed] == list(range(empty, info.height))
+        assert [item.hash for item in listed[:-1]] == [item.previous for item in listed[1:]]
+        assert listed[-1].hash == info.top_hash
+        for header, txids in zip(listed, [(), (txid,), (), ()], strict=True):
+            block = await restricted.block_at(header.height)
+            assert block is not None
+            assert (block.header, block.txids) == (header, txids)
+            assert (await restricted.transactions([block.miner_txid])) != {}
 
 
 async def test_a_wrong_wallet_password_never_reaches_the_wallet(wallet_rpc: WalletRpc) -> None:

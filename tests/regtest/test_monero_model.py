@@ -194,8 +194,15 @@ class Script:
         body = await self.node.transaction_bytes(made.txid)
         assert body is not None
         assert (body.raw, body.key_images) == (made.raw, made.key_images)
-        height = None if found.height is None else found.height - self._first
-        return (states, found.in_pool, found.double_spend_seen, height)
+        if found.height is None:
+            return (states, found.in_pool, found.double_spend_seen)
+        block, info = await self.node.block_at(found.height), await self.node.info()
+        above = await self.node.headers(found.height, info.height - 1)
+        assert block is not None
+        assert (above[0], above[-1].hash) == (block.header, info.top_hash)
+        assert [each.previous for each in above[1:]] == [each.hash for each in above[:-1]]
+        height = found.height - self._first
+        return (states, found.double_spend_seen, height, len(above), made.txid in block.txids)
 
     async def _received(self, made: PreparedPayment) -> Any:
         check = await self.wallet.check_key(made.txid, made.tx_key, self._stage.payee)
@@ -378,7 +385,10 @@ async def refusals(script: Script, stage: Stage) -> None:
     for output in held:
         await wallet.thaw(output.key_image)
     await script.ask("no image", wallet.freeze(NOWHERE))
-    await script.ask("beyond the top", stage.node.header_at((await stage.node.info()).height))
+    height = (await stage.node.info()).height
+    await script.ask("beyond the top", stage.node.header_at(height))
+    await script.ask("beyond the top", stage.node.block_at(height))
+    await script.ask("beyond the top", stage.node.headers(height - 1, height))
     await script.prepared(XMR // 10)
     await wallet.close()
     await script.ask("closed", wallet.height())

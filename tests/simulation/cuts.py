@@ -68,6 +68,8 @@ _GONE: Final = 40
 _KEPT: Final = 120
 # So many seconds of commits a standby lacks that takes over.
 _LATE_SECONDS: Final = 5
+# Blocks of Monero are slower: until a deposit on the branch looks final.
+_KEPT_XMR: Final = 400
 # After so long (s) without the database a replica has lost its lease to another one.
 _TAKEN_OVER: Final = 12
 # Blocks that a node lags by, and that are replaced without touching anything final.
@@ -84,7 +86,7 @@ class Scenario(NamedTuple):
     """Orders by direction and the units that are paid to each, and how many replicas run.
 
     Units of None: by signing. ``hot``: what the hot wallet begins with. ``withdrawn``: units that
-    the operator takes out, by network. ``strike``: what happens at an effect. ``nodes``: of the EVM
+    the operator takes out, by network. ``strike``: what happens at an effect. ``nodes``: of each
     chain, behind one name. ``again``: each pays once more when all is over. ``apart``: seconds from
     one payment to the next. ``most``: effects at which it is struck.
     """
@@ -159,6 +161,7 @@ SCENARIOS: Final = {
     ),
     "robbed-payout": Scenario([_USDC_IN, _XMR_IN], strike="rob"),
     "kept-branch": Scenario([_USDC_IN, _XMR_IN], nodes=2, strike="keep"),
+    "kept-branch-of-xmr": Scenario([_XMR_IN], nodes=2, strike="keep"),
     "robbed-refund": Scenario([("u2x", 60_000 * USDC), ("x2u", 400 * XMR)], strike="rob"),
     "unanswered": Scenario([_USDC_IN, _XMR_IN], strike="leave"),
     "restored-batch": Scenario([_XMR_IN] * 3, strike="copy"),
@@ -328,9 +331,11 @@ class CutUniverse(OnchainUniverse):
             self.rob(deposit)
 
     def strike_keep(self) -> None:
-        """Take deposits back; one of two EVM nodes keeps the branch that has them."""
+        """Take deposits back; one of two nodes of each chain keeps the branch that has them."""
         self.nodes[-1].keep(share=1.0)
         self.later(_KEPT, self.nodes[-1].follow)
+        self.monerods[-1].keep(share=1.0, grows=1.0)
+        self.later(_KEPT_XMR, self.monerods[-1].follow)
         for deposit in self.planned_deposits(also_seen=True):
             self.rob(deposit)
 

@@ -8,6 +8,7 @@ Source: the daemon RPC documentation at getmonero.org, and the facts of tests/re
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import json
 import random
@@ -135,6 +136,10 @@ class MoneroChain:
         self.submitting: Callable[[str], None] = lambda _txid: None
         # Unix seconds of the last reorganisation.
         self.replaced_at = 0
+        # Called before blocks are replaced.
+        self.replacing: Callable[[], None] = lambda: None
+        # Replaced branches whose miners go on: they are as high as this chain.
+        self.branches: list[MoneroChain] = []
         # The share of waiting transactions that a block leaves out.
         self.left_out = 0.0
         # The share of a wallet's transactions that no pool gets back from replaced blocks.
@@ -175,6 +180,16 @@ class MoneroChain:
             hash_ = digest(top.hash, timestamp, salt)
             first = top.first_index + sum(len(made.outputs) for made in top.mined)
             self._add(XmrBlock(height, hash_, top.hash, timestamp, tuple(mined), first))
+            for each in self.branches:
+                each.mine(len(self.blocks) - len(each.blocks))
+
+    def branch(self) -> MoneroChain:
+        """The blocks as they are now, whatever replaces them, and no pool."""
+        kept = copy.copy(self)
+        kept.blocks, kept.heights = [*self.blocks], {**self.heights}
+        kept.outputs, kept.spent = {**self.outputs}, {**self.spent}
+        kept.pool, kept.branches = {}, []
+        return kept
 
     def _is_left_out(self) -> bool:
         return self.left_out > 0 and self._chance.random() < self.left_out
@@ -199,6 +214,7 @@ class MoneroChain:
 
     def pop(self, depth: int) -> None:
         """Take the newest blocks off the chain. What was in them waits again, unless doomed."""
+        self.replacing()
         self.replaced_at = self.now()
         for _ in range(min(depth, len(self.blocks) - 1)):
             block = self.blocks.pop()
@@ -248,11 +264,15 @@ def _is_of_people(made: XmrTransaction) -> bool:
 class MonerodModel:
     """The node that the service asks. ``relays``: whether it sends on what it takes.
 
-    ``is_syncing``: it has not caught up with its peers since it was started.
+    ``is_syncing``: it has not caught up with its peers since it was started. ``view``: the chain,
+    or a branch that was replaced. ``share``: how often it answers, of several.
     """
 
     def __init__(self, chain: MoneroChain, nettype: str, chance: random.Random) -> None:
-        self.chain = chain
+        self.chain = self.view = chain
+        self.share = 1.0
+        # Unix seconds of its return from a branch.
+        self.returned_at = 0
         self.relays = True
         self.stem_seconds = float(_LONGEST_STEM_SECONDS)
         self.is_away = False
@@ -265,30 +285,71 @@ class MonerodModel:
         """Forget what it was about to relay; the pool is on its disk."""
         self._lives += 1
 
+    def keep(self, share: float, grows: float = 0.5) -> None:
+        """Keep the blocks as they are now, whatever replaces them.
+
+        ``grows``: how likely miners go on with the branch, too.
+        """
+        self.view, self.share = self.chain.branch(), share
+        if self._chance.random() < grows:
+            self.chain.branches.append(self.view)
+
+    def follow(self) -> None:
+        """Have the chain again."""
+        chain = self.chain
+        if self.view is not chain:
+            self.returned_at = chain.now()
+        chain.branches = [each for each in chain.branches if each is not self.view]
+        self.view, self.share = chain, 1.0
+
+    @property
+    def pool(self) -> Mapping[str, Waiting]:
+        """The transactions that wait: on a branch also those that are mined in the chain alone."""
+        chain, view = self.chain, self.view
+        if view is chain:
+            return chain.pool
+        fork = min(len(chain.blocks), len(view.blocks))
+        while chain.blocks[fork - 1].hash != view.blocks[fork - 1].hash:
+            fork -= 1
+        elsewhere = (made for block in chain.blocks[fork:] for made in block.mined)
+        waiting = [*chain.pool.values(), *(Waiting(made, True, True) for made in elsewhere)]
+        return {
+            each.made.txid: each
+            for each in waiting
+            if each.made.txid not in view.heights and view.spent.keys().isdisjoint(each.made.images)
+        }
+
+    def transaction(self, txid: str) -> XmrTransaction | None:
+        """A transaction in a block that it has, or waiting."""
+        if (waiting := self.pool.get(txid)) is not None:
+            return waiting.made
+        return self.view.transaction(txid)
+
     def submit(self, raw: str) -> dict[str, Any]:
         """The answer to a raw transaction."""
         try:
             made = decoded(raw)
         except (ValueError, KeyError, TypeError):
             return {"status": "Failed", "reason": "the bytes are no transaction"}
-        chain = self.chain
+        chain, view, pool = self.chain, self.view, self.pool
         chain.submitting(made.txid)
-        if made.txid in chain.heights:
+        known = pool.get(made.txid)
+        if made.txid in view.heights or (known is not None and known.broadcast):
             return {"status": "OK", "reason": "", "not_relayed": True}
-        if (known := chain.pool.get(made.txid)) is not None:
-            if known.broadcast:
-                return {"status": "OK", "reason": "", "not_relayed": True}
+        if known is not None:
             return {"status": "Failed", "reason": "double spend", "double_spend": True}
         rivals = [
             waiting
-            for waiting in chain.pool.values()
+            for waiting in pool.values()
             if not set(waiting.made.images).isdisjoint(made.images)
         ]
         for rival in rivals:
             rival.double_spend_seen = True
-        flag = chain.problem(made, len(chain.blocks)) or ("double_spend" if rivals else None)
+        flag = view.problem(made, len(view.blocks)) or ("double_spend" if rivals else None)
         if flag is not None:
             return {"status": "Failed", "reason": flag, flag: True}
+        if view is not chain and chain.problem(made, len(chain.blocks)) is not None:
+            return {"status": "OK", "reason": ""}  # no other node takes it
         chain.pool[made.txid] = Waiting(made)
         if self.relays:
             life, seconds = self._lives, self._chance.random() * self.stem_seconds
@@ -314,7 +375,7 @@ class MonerodModel:
         return _PATHS[path](self, body)
 
     def _info(self, _params: Any) -> Any:
-        chain = self.chain
+        chain = self.view
         return {
             "status": "OK",
             "height": len(chain.blocks),
@@ -324,23 +385,33 @@ class MonerodModel:
             "busy_syncing": self.is_syncing,
             "offline": False,
             "target_height": 0,
-            "tx_pool_size": len(chain.pool),
+            "tx_pool_size": len(self.pool),
             "version": "0.18.3.4",
             "block_weight_limit": 600_000,
         }
 
     def _header(self, params: Mapping[str, int]) -> Any:
-        height = params["height"]
-        if height >= len(self.chain.blocks):
+        return {"status": "OK", "block_header": _header(self._block_at(params["height"]))}
+
+    def _headers(self, params: Mapping[str, int]) -> Any:
+        first, last = params["start_height"], params["end_height"]
+        self._block_at(last)
+        blocks = self.view.blocks[first : last + 1]
+        return {"status": "OK", "headers": [_header(block) for block in blocks]}
+
+    def _block(self, params: Mapping[str, int]) -> Any:
+        block = self._block_at(params["height"])
+        mined = [made.txid for made in block.mined]
+        return {
+            "status": "OK",
+            "block_header": _header(block),
+            "miner_tx_hash": digest("miner", block.hash),
+        } | ({"tx_hashes": mined} if mined else {})
+
+    def _block_at(self, height: int) -> XmrBlock:
+        if height >= len(self.view.blocks):
             raise CallRefused(_ABOVE_TOP, f"Requested block height: {height} greater than top")
-        block = self.chain.blocks[height]
-        header = {
-            "height": height,
-            "hash": block.hash,
-            "prev_hash": block.previous,
-            "timestamp": block.timestamp,
-        }
-        return {"status": "OK", "block_header": header}
+        return self.view.blocks[height]
 
     def _fees(self, _params: Any) -> Any:
         fees = [PER_BYTE * factor for factor in (1, 4, 20, 160)]
@@ -364,10 +435,9 @@ class MonerodModel:
         return {"status": "OK"} | ({"txs": found} if found else {})
 
     def _listed(self, txid: str) -> Any:
-        made = self.chain.transaction(txid)
+        made, waiting = self.transaction(txid), self.pool.get(txid)
         if made is None:
             return None
-        waiting = self.chain.pool.get(txid)
         inside = {
             "vin": [{"key": {"k_image": image}} for image in made.images],
             "rct_signatures": {"txnFee": made.fee},
@@ -378,16 +448,16 @@ class MonerodModel:
             "double_spend_seen": waiting is not None and waiting.double_spend_seen,
             "as_hex": made.raw,
             "as_json": json.dumps(inside),
-        } | ({} if waiting is not None else {"block_height": self.chain.heights[txid]})
+        } | ({} if waiting is not None else {"block_height": self.view.heights[txid]})
 
     def _images(self, body: Mapping[str, Sequence[str]]) -> Any:
         return {"status": "OK", "spent_status": [self.state_of(e) for e in body["key_images"]]}
 
     def state_of(self, image: str) -> int:
         """0: unspent, 1: spent in the chain, 2: in the pool."""
-        if image in self.chain.spent:
+        if image in self.view.spent:
             return 1
-        return 2 if any(image in e.made.images for e in self.chain.pool.values()) else 0
+        return 2 if any(image in e.made.images for e in self.pool.values()) else 0
 
     def _pool(self, _body: Any) -> Any:
         found = [
@@ -399,21 +469,32 @@ class MonerodModel:
                 "double_spend_seen": waiting.double_spend_seen,
                 "last_failed_height": waiting.failed,
             }
-            for txid, waiting in self.chain.pool.items()
+            for txid, waiting in self.pool.items()
         ]
         return {"status": "OK"} | ({"transactions": found} if found else {})
 
     def _pool_stats(self, _body: Any) -> Any:
-        weight = sum(waiting.made.weight for waiting in self.chain.pool.values())
+        weight = sum(waiting.made.weight for waiting in self.pool.values())
         return {"status": "OK", "pool_stats": {"bytes_total": weight}}
 
     def _submitted(self, body: Mapping[str, str]) -> Any:
         return self.submit(body["tx_as_hex"])
 
 
+def _header(block: XmrBlock) -> Any:
+    return {
+        "height": block.height,
+        "hash": block.hash,
+        "prev_hash": block.previous,
+        "timestamp": block.timestamp,
+    }
+
+
 _METHODS: Final[Mapping[str, Callable[[MonerodModel, Any], Any]]] = {
     "get_info": MonerodModel._info,
     "get_block_header_by_height": MonerodModel._header,
+    "get_block_headers_range": MonerodModel._headers,
+    "get_block": MonerodModel._block,
     "get_fee_estimate": MonerodModel._fees,
     "relay_tx": MonerodModel._relay,
     "flush_txpool": MonerodModel._flush,
@@ -425,3 +506,29 @@ _PATHS: Final[Mapping[str, Callable[[MonerodModel, Any], Any]]] = {
     "/get_transaction_pool_stats": MonerodModel._pool_stats,
     "/send_raw_transaction": MonerodModel._submitted,
 }
+
+
+class MonerodName:
+    """Several nodes behind one address: each call is answered by one of them.
+
+    None that keeps a branch says by itself which block is the newest: a balancer names the highest.
+    """
+
+    def __init__(self, nodes: Sequence[MonerodModel], chance: random.Random) -> None:
+        self._nodes = nodes
+        self._chance = chance
+
+    def one(self, asked: Any) -> MonerodModel:
+        """Return the node that answers the next exchange."""
+        nodes = self._nodes
+        if asked.get("method") == "get_info":
+            nodes = [each for each in nodes if each.view is each.chain]
+        return self._chance.choices(nodes, [each.share for each in nodes])[0]
+
+    def call(self, method: str, params: Any) -> Any:
+        """The answer of one of them. Raises CallRefused."""
+        return self.one({"method": method}).call(method, params)
+
+    def call_path(self, path: str, body: dict[str, Any]) -> Any:
+        """The answer of one of them."""
+        return self.one(body).call_path(path, body)

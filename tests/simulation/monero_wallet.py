@@ -23,6 +23,7 @@ from tests.simulation.monero import (
     PER_BYTE,
     SPENDABLE_AGE,
     MonerodModel,
+    MonerodName,
     Paid,
     XmrBlock,
     XmrTransaction,
@@ -101,15 +102,15 @@ def address_of(minor: int) -> str:
 
 
 class WalletModel:
-    """The wallet's daemon. It needs its node for all that is not in the wallet.
+    """The wallet's daemon. It needs its node for all that is not in the wallet, or one of several.
 
     ``lag``: newest blocks that it is not given yet.
     """
 
     FILE: Final = "treasury"
 
-    def __init__(self, node: MonerodModel, chance: random.Random) -> None:
-        self._node = node
+    def __init__(self, node: MonerodModel | MonerodName, chance: random.Random) -> None:
+        self._daemon = node
         self._chance = chance
         self._file = Wallet()
         self._open: Wallet | None = None
@@ -140,6 +141,11 @@ class WalletModel:
         if self._open is None:
             raise CallRefused(WalletCode.NOT_OPEN, "No wallet file")
         return self._open
+
+    @property
+    def _node(self) -> MonerodModel:
+        """The node that answers next."""
+        return self._daemon.one({}) if isinstance(self._daemon, MonerodName) else self._daemon
 
     def _require_node(self) -> None:
         if self._node.is_away:
@@ -211,7 +217,8 @@ class WalletModel:
 
     def _refresh(self, _params: Any) -> Any:
         self._require_node()
-        wallet, blocks = self._wallet, self._node.chain.blocks
+        wallet, node = self._wallet, self._node
+        blocks = node.view.blocks
         blocks = blocks[: len(blocks) - self.lag]
         fork = min(len(wallet.scanned), len(blocks))
         while fork and wallet.scanned[fork - 1] != blocks[fork - 1].hash:
@@ -221,9 +228,9 @@ class WalletModel:
             for block in blocks[fork:]:
                 self._scan(block)
         self._wallet.pool, self._wallet.doubtful = {}, {}
-        self._look_at_pool()
+        self._look_at_pool(node)
         if fork < len(blocks):
-            self._give_up()
+            self._give_up(node)
         return {"blocks_fetched": max(0, len(blocks) - fork), "received_money": False}
 
     def _detach(self, fork: int) -> None:
@@ -278,24 +285,24 @@ class WalletModel:
         """Outputs of a transaction to the wallet."""
         return sum(paid.amount for paid in made.outputs if self._minor_of(paid.address) is not None)
 
-    def _look_at_pool(self) -> None:
+    def _look_at_pool(self, node: MonerodModel) -> None:
         wallet = self._wallet
-        for txid, waiting in self._node.chain.pool.items():
+        for txid, waiting in node.pool.items():
             is_own = any(image in wallet.received for image in waiting.made.images)
             if not is_own and self._own(waiting.made):
                 wallet.pool[txid] = waiting.made
                 if waiting.double_spend_seen:
                     wallet.doubtful[txid] = None
 
-    def _give_up(self) -> None:
+    def _give_up(self, node: MonerodModel) -> None:
         """Count looks with a new block, and give payments up that were long not in the pool."""
         wallet = self._wallet
         for txid, sent in list(wallet.pending.items()):
-            if txid in self._node.chain.pool:
+            if txid in node.pool:
                 wallet.misses.pop(txid, None)
                 continue
             wallet.misses[txid] = wallet.misses.get(txid, 0) + 1
-            is_late = self._node.chain.now() > sent.timestamp + _PROPAGATION_SECONDS
+            is_late = node.chain.now() > sent.timestamp + _PROPAGATION_SECONDS
             if wallet.misses[txid] >= _MISSES and is_late:
                 wallet.failed[txid] = wallet.pending.pop(txid)
                 self._free(sent.made.images)
@@ -315,9 +322,9 @@ class WalletModel:
 
     def _rescan_spent(self, _params: Any) -> Any:
         self._require_node()
-        received = self._wallet.received
+        received, node = self._wallet.received, self._node
         for image, item in list(received.items()):
-            if not self._node.state_of(image):
+            if not node.state_of(image):
                 received[image] = item._replace(is_spent=False, spent_at=None)
             elif not item.is_spent:
                 received[image] = item._replace(is_spent=True)
@@ -327,7 +334,7 @@ class WalletModel:
     def _transfers(self, params: Mapping[str, Any]) -> Any:
         wallet = self._wallet
         if params.get("pool"):
-            self._look_at_pool()
+            self._look_at_pool(self._node)
         bounds = params if params.get("filter_by_height") else {}
         low: int = bounds.get("min_height", -1)
         high: int = bounds.get("max_height", 1 << 40)
@@ -387,7 +394,7 @@ class WalletModel:
         )
 
     def _entry(self, kind: str, txid: str, minor: int, amount: int, height: int) -> Any:
-        scanned, blocks = len(self._wallet.scanned), self._node.chain.blocks
+        scanned, blocks = len(self._wallet.scanned), self._node.view.blocks
         return {
             "type": kind,
             "txid": txid,
@@ -567,7 +574,7 @@ class WalletModel:
     def _key(self, params: Mapping[str, str]) -> Any:
         if params["txid"] not in self._wallet.keys:
             raise CallRefused(WalletCode.NO_TX_KEY, "No tx secret key is stored for this tx")
-        made = self._node.chain.transaction(params["txid"])
+        made = self._node.transaction(params["txid"])
         return {"tx_key": "" if made is None else made.key}
 
     def _proof(self, params: Mapping[str, str]) -> Any:
@@ -581,7 +588,7 @@ class WalletModel:
 
     def _check_key(self, params: Mapping[str, str]) -> Any:
         found = self._paid(params)
-        made = self._node.chain.transaction(params["txid"])
+        made = self._node.transaction(params["txid"])
         if made is None or made.key != params["tx_key"]:
             found["received"] = 0
         return found
@@ -589,15 +596,15 @@ class WalletModel:
     def _paid(self, params: Mapping[str, str]) -> dict[str, Any]:
         """Units that a transaction paid to an address."""
         self._require_node()
-        chain, txid = self._node.chain, params["txid"]
-        made = chain.transaction(txid)
+        node, txid = self._node, params["txid"]
+        made = node.transaction(txid)
         if made is None:
             raise CallRefused(WalletCode.UNKNOWN, "Failed to get transaction from daemon")
-        height = chain.heights.get(txid)
+        height = node.view.heights.get(txid)
         return {
             "received": sum(p.amount for p in made.outputs if p.address == params["address"]),
             "in_pool": height is None,
-            "confirmations": 0 if height is None else len(chain.blocks) - height,
+            "confirmations": 0 if height is None else len(node.view.blocks) - height,
         }
 
 

@@ -33,7 +33,7 @@ from tests.simulation.database import SimulatedDatabase
 from tests.simulation.evm import GWEI, Block, EvmChain, Holding
 from tests.simulation.evm_node import EvmName, EvmNode
 from tests.simulation.keyrings import KeyRings
-from tests.simulation.monero import MoneroChain, MonerodModel, Paid
+from tests.simulation.monero import MoneroChain, MonerodModel, MonerodName, Paid
 from tests.simulation.monero_wallet import WalletModel, address_of
 from tests.simulation.operator import Operator
 from tests.simulation.signers import Signers, key_of
@@ -186,7 +186,7 @@ class ChainFaults(NamedTuple):
     requests pause their sender, or cut it off from the database. ``torn``: the share of journal
     lines that are written in part, because the disk is full or the process is killed. ``banned``:
     how often, per block, the token's issuer bans somebody who is to be paid. ``kept``: the share of
-    reorganisations in which one of several EVM nodes keeps what is replaced.
+    reorganisations in which one of several nodes keeps what is replaced.
     """
 
     network: NetworkFaults = NO_FAULTS
@@ -247,9 +247,14 @@ class OnchainUniverse(Universe):
         self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._evm_now, self._fork(), holdings)
         self.nodes = [EvmNode(self.evm, self._fork()) for _ in range(self._node_count(chance))]
         self.monero = MoneroChain(self._now, self._fork())
-        self.monerod = MonerodModel(self.monero, "stagenet", self._fork())
+        self.monerods = [
+            MonerodModel(self.monero, "stagenet", self._fork())
+            for _ in range(self._node_count(chance))
+        ]
+        self.monerod = MonerodName(self.monerods, self._fork())
         self.wallet = WalletModel(self.monerod, self._fork())
-        self.evm.replacing = self._keep_branch
+        self.evm.replacing = partial(self._keep_branch, self.nodes)
+        self.monero.replacing = partial(self._keep_branch, self.monerods)
         self.server.signed = self._signed_payment
         self.server.nonce_taken = lambda nonce: self.violated(f"nonce {nonce} was signed for again")
         self.server.ended = self._ended_payment
@@ -413,8 +418,10 @@ class OnchainUniverse(Universe):
         super().calm()
         self.network.faults = NO_FAULTS
         self.network.away.clear()
-        self.monerod.is_away = self.monerod.is_syncing = False
-        self.monerod.relays = True
+        for each in self.monerods:
+            each.is_away = each.is_syncing = False
+            each.relays = True
+            each.follow()
         self.evm.left_out = self.monero.left_out = 0.0
         self.evm.forgotten = self.monero.forgotten = 0.0
         self.evm.base_fee = GWEI
@@ -563,15 +570,25 @@ class OnchainUniverse(Universe):
             if self._strikes(self.chain_faults.banned):
                 self._ban()
 
-    def _keep_branch(self) -> None:
+    def _keep_branch(self, nodes: Sequence[EvmNode | MonerodModel]) -> None:
         """Perhaps have one of several nodes behind one name keep blocks that are replaced now."""
-        if len(self.nodes) == 1 or any(each.view is not self.evm for each in self.nodes):
+        if len(nodes) == 1 or any(each.view is not each.chain for each in nodes):
             return
         if self._strikes(self.chain_faults.kept):
             self.counts["kept"] += 1
-            node = self._outside.choice(self.nodes)
+            node = self._outside.choice(nodes)
             node.keep(self._outside.choice(_KEPT_SHARES))
             self.later(self._outside.choice(_KEPT_SECONDS), node.follow)
+
+    def may_have_read_a_branch(self) -> bool:
+        """Whether the XMR wallet, and audits by it, may have read a replaced branch lately.
+
+        A wallet takes what its node has for the chain, and tells no block's hash.
+        """
+        return any(
+            each.view is not each.chain or self._now() - each.returned_at < _KNOWN_SECONDS
+            for each in self.monerods
+        )
 
     def _ban(self) -> None:
         """Have the token's issuer refuse payments to somebody, from this block on.
@@ -622,21 +639,26 @@ class OnchainUniverse(Universe):
                     other.lag = min(other.lag, 4)
             node.relays = chance.random() < 0.7
         elif name == "monerod":
-            self.monerod.restart()
-            self.monerod.relays = chance.random() < 0.7
-            self.monerod.is_away = self.monerod.is_syncing = True
+            for each in self.monerods:
+                each.restart()
+                each.relays = chance.random() < 0.7
+                each.is_away = each.is_syncing = True
         else:
             self.wallet.restart()
         host = f"{name}:80"
         if name != "evm" or chance.random() < 0.3:
             self.network.away.append(host)
             await asyncio.sleep(chance.random() * 20)
-        self.monerod.is_away = False
+        for each in self.monerods:
+            each.is_away = False
         self.network.away.clear()
         await asyncio.sleep(chance.random() * 10)
-        self.monerod.is_syncing = False
+        for each in self.monerods:
+            each.is_syncing = False
         if chance.random() < 0.5:
-            node.lag, node.relays, self.monerod.relays = 0, True, True
+            node.lag, node.relays = 0, True
+            for each in self.monerods:
+                each.relays = True
 
     # --- people --------------------------------------------------------------------------------
 

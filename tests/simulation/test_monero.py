@@ -22,7 +22,13 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
 )
 from tests.simulation.daemons import Network
 from tests.simulation.loop import new_loop
-from tests.simulation.monero import SPENDABLE_AGE, MoneroChain, MonerodModel, Paid
+from tests.simulation.monero import (
+    SPENDABLE_AGE,
+    MoneroChain,
+    MonerodModel,
+    MonerodName,
+    Paid,
+)
 from tests.simulation.monero_wallet import WalletModel, address_of
 
 XMR: Final = 10**12
@@ -295,5 +301,42 @@ def test_double_spend_of_a_payer_takes_the_deposit_away() -> None:
         assert await world.wallet.transfers(0) == []
         late = await world.node.submit(made.raw)
         assert late.submission is MoneroSubmission.DOUBLE_SPEND
+
+    in_world(story)
+
+
+@pytest.mark.parametrize("grows", [0.0, 1.0])
+def test_node_that_keeps_a_branch_names_no_newest_block(grows: float) -> None:
+    async def story(world: World) -> None:
+        (at,) = await world.wallet.create_addresses(1)
+        made = world.chain.pay([Paid(at.address, XMR)])
+        world.chain.mine(3)
+        before = await world.node.block_at(1)
+        assert before is not None
+        assert before.txids == (made.txid,)
+        world.daemon.keep(share=1.0, grows=grows)
+        world.chain.doomed[made.txid] = None
+        world.chain.pop(3)
+        other = world.chain.pay([Paid(at.address, 2 * XMR)])
+        world.chain.mine(5)
+        assert await world.node.block_at(1) == before
+        assert (await world.node.transactions([made.txid]))[made.txid].height == 1
+        assert (await world.node.transactions([other.txid]))[other.txid].in_pool
+        await world.wallet.refresh()
+        heights = {item.amount: item.height for item in await world.wallet.transfers(0)}
+        assert heights == {XMR: 1, 2 * XMR: None}
+        assert await world.wallet.height() == (6 if grows else 4)
+        name = MonerodName(
+            [world.daemon, MonerodModel(world.chain, "stagenet", random.Random(2))],
+            random.Random(3),
+        )
+        tops = {name.call("get_info", {})["top_block_hash"] for _ in range(20)}
+        assert tops == {world.chain.top.hash}
+        found = {name.call("get_block", {"height": 1})["block_header"]["hash"] for _ in range(20)}
+        assert found == {before.header.hash, world.chain.blocks[1].hash}
+        world.daemon.follow()
+        await world.wallet.refresh()
+        assert [item.txid for item in await world.wallet.transfers(0)] == [other.txid]
+        assert await world.node.transactions([made.txid]) == {}
 
     in_world(story)

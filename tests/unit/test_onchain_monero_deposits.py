@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,12 @@ from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
-from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo, NodeTransaction
+from rpcsvc.settlement.onchain.monero.monerod import (
+    BlockHeader,
+    NodeBlock,
+    NodeInfo,
+    NodeTransaction,
+)
 from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Output,
@@ -82,13 +88,14 @@ class Chain:
 
 @dataclass
 class Node:
-    """``asked``: the number of transactions requested.
+    """``asked``: the number of transactions requested. ``calls``: for what is in blocks.
 
     ``between``: what happens between its looks into the chain and into the pool.
     """
 
     chain: Chain
     asked: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
     between: Callable[[], None] = lambda: None
 
     async def info(self) -> NodeInfo:
@@ -96,10 +103,23 @@ class Node:
         top = self.chain.blocks[-1][0]
         return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18", 600_000)
 
-    async def header_at(self, height: int) -> BlockHeader | None:
+    async def headers(self, first: int, last: int) -> list[BlockHeader]:
+        self.calls["headers"] += 1
+        if last >= len(self.chain.blocks):
+            return []
+        assert last - first < 1000, "a restricted node lists no more"
+        return [self._header(height) for height in range(first, last + 1)]
+
+    async def block_at(self, height: int) -> NodeBlock | None:
+        self.calls["block_at"] += 1
         if height >= len(self.chain.blocks):
             return None
-        return BlockHeader(height, self.chain.blocks[height][0], "", 0)
+        txids = tuple(item.txid for item in self.chain.blocks[height][1])
+        return NodeBlock(self._header(height), f"miner of {height}", txids)
+
+    def _header(self, height: int) -> BlockHeader:
+        blocks = self.chain.blocks
+        return BlockHeader(height, blocks[height][0], blocks[height - 1][0], 0)
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
         self.asked += len(txids)
@@ -512,6 +532,86 @@ async def test_deposit_above_a_fork_read_out_of_step_has_no_depth(
     rig.wallet.lag = 0
     assert await rig.poll() == {"t1": REMOVED}
     assert await rig.scanner.confirmations(key) == 0
+
+
+# --- several nodes behind one name, one on a replaced branch ---------------------------------
+
+
+async def replaced(rig: Rig, confirmed: bool) -> Node:
+    """Replace the block of a deposit; return a node that kept it, its branch as high."""
+    rig.chain.mine(paid("a", XMR))
+    if confirmed:
+        rig.chain.mine(empty=1)
+    await rig.poll()
+    late = Node(Chain(blocks=[*rig.chain.blocks]))
+    rig.chain.pop(3 if confirmed else 1)
+    rig.chain.pool.clear()
+    rig.chain.mine(empty=6)
+    late.chain.mine(empty=len(rig.chain.blocks) - len(late.chain.blocks) - 1)
+    return late
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+@pytest.mark.parametrize("too", [(), ("block_at",), ("headers",), ("block_at", "headers")])
+async def test_deposit_on_a_replaced_branch_does_not_count(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, confirmed: bool, too: Sequence[str]
+) -> None:
+    """The node that names the top has the new branch; another answers where the deposit is."""
+    late = await replaced(rig, confirmed)
+    state = CONFIRMED if confirmed else SEEN
+    assert rig.reported == {"a": state}
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.wallet, "chain", late.chain)
+        for name in ("transactions", *too):
+            patch.setattr(rig.node, name, getattr(late, name))
+        for _ in range(3):
+            with suppress(Unavailable):
+                await rig.poll()
+            assert rig.reported == {"a": state}
+            assert await rig.scanner.confirmations(DepositKey("monero", "a", 1)) == 0
+            assert rig.scanner.complete_until is None, "deadlines wait"
+    assert await rig.poll() == {"a": REMOVED}
+
+
+async def test_deposit_first_seen_on_a_replaced_branch_waits(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are shown meanwhile, and it counts once its own block is shown."""
+    top = len(rig.chain.blocks)
+    late = Node(Chain(blocks=[*rig.chain.blocks]))
+    late.chain.mine(one := paid("a", XMR), empty=5)
+    rig.chain.branch += 1
+    rig.chain.mine(empty=6)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.wallet, "chain", late.chain)
+        patch.setattr(rig.node, "transactions", late.transactions)
+        assert await rig.poll() == {"a": SEEN}
+        assert await rig.scanner.confirmations(DepositKey("monero", "a", 1)) == 0
+        assert rig.scanner.scanned_height == top - 1, "the cursor stays below"
+    rig.chain.mine(one, empty=2)
+    assert await rig.poll() == {"a": CONFIRMED}
+    assert await rig.scanner.confirmations(DepositKey("monero", "a", 1)) == 3
+
+
+async def test_deposits_are_shown_to_be_on_the_chain_once(rig: Rig) -> None:
+    rig.chain.mine(*(paid(f"t{n}", XMR, minor=1 + n % 2) for n in range(30)))
+    await rig.poll()
+    rig.chain.mine(empty=2)
+    rig.node.calls.clear()
+    assert set((await rig.poll()).values()) == {CONFIRMED}
+    assert rig.node.calls == {"headers": 2, "block_at": 1}, "one of the headers is for the cursor"
+    rig.node.calls.clear()
+    await rig.poll()
+    assert rig.node.calls == {}
+    rig.chain.mine()
+    await rig.poll()
+    assert rig.node.calls == {"headers": 1}
+
+
+async def test_deposit_deeper_than_one_listing_is_confirmed(rig: Rig) -> None:
+    rig.chain.mine(paid("a", XMR), empty=2100)
+    assert await rig.poll() == {"a": CONFIRMED}
+    assert rig.node.calls["headers"] == 3 + 3, "the cursor is as deep"
 
 
 # --- the same key twice ----------------------------------------------------------------------

@@ -30,6 +30,7 @@ from rpcsvc.settlement.onchain.monero.monerod import (
     BlockHeader,
     MoneroSubmission,
     MoneroSubmissionResult,
+    NodeBlock,
     NodeInfo,
     NodeTransaction,
     Spent,
@@ -69,6 +70,10 @@ WRONG = {
     "invalid": dataclasses.replace(GOOD, valid=False),
     "stagenet": dataclasses.replace(GOOD, nettype="stagenet"),
 }
+
+
+def header(height: int) -> BlockHeader:
+    return BlockHeader(height, f"h{height}", f"h{height - 1}", 0)
 
 
 @dataclass
@@ -121,7 +126,14 @@ class Node:
         return self.waiting
 
     async def header_at(self, height: int) -> BlockHeader:
-        return BlockHeader(height, f"h{height}", "", 0)
+        return header(height)
+
+    async def headers(self, first: int, last: int) -> list[BlockHeader]:
+        return [header(height) for height in range(first, last + 1)]
+
+    async def block_at(self, height: int) -> NodeBlock:
+        txids = tuple(txid for txid, mined_at in self.known.items() if mined_at == height)
+        return NodeBlock(header(height), "miner", txids)
 
     async def bodies(self, txids: Sequence[str]) -> dict[str, Any]:
         assert not txids
@@ -802,6 +814,34 @@ async def test_it_has_settled_at_its_depth_and_not_a_block_earlier(rig: Rig) -> 
     rig.node.top += 1
     assert (await rig.payments.look_up(made)).outcome is Outcome.SETTLED
     assert (await rig.known()).state is MoneroPaymentState.SETTLED
+
+
+async def test_payment_on_a_replaced_branch_is_not_settled(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node has it in a block that the others, which name the top, have replaced."""
+    made = await rig.published(transfer())
+    rig.node.known["tx1"] = rig.node.top
+    rig.node.top += 9
+
+    async def replaced_block(height: int) -> NodeBlock:
+        return NodeBlock(BlockHeader(height, "another", "another", 0), "miner", ("tx1",))
+
+    async def without_it(height: int) -> NodeBlock:
+        return NodeBlock(header(height), "miner", ())
+
+    async def of_another_top(first: int, last: int) -> list[BlockHeader]:
+        return [BlockHeader(height, "another", "another", 0) for height in range(first, last + 1)]
+
+    for name, answer in (
+        ("block_at", replaced_block), ("block_at", without_it), ("headers", of_another_top)
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.node, name, answer)
+            verdict = await rig.payments.look_up(made)
+        assert (verdict.outcome, "not shown" in verdict.reason) == (Outcome.PENDING, True)
+        assert (await rig.known()).state is MoneroPaymentState.PUBLISHED
+    assert (await rig.payments.look_up(made)).outcome is Outcome.SETTLED
 
 
 async def test_reorged_payment_is_in_no_block_and_resent_unchanged(

@@ -20,6 +20,7 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
     BlockHeader,
+    NodeBlock,
     NodeBytes,
     NodeInfo,
     NodeTransaction,
@@ -75,7 +76,17 @@ class Node:
     async def header_at(self, height: int) -> BlockHeader | None:
         if self.is_forgetful or height > self.top:
             return None
-        return BlockHeader(height, f"h{height}{self.branch}", "", 0)
+        return self._header(height)
+
+    async def headers(self, first: int, last: int) -> list[BlockHeader]:
+        return [self._header(height) for height in range(first, last + 1)]
+
+    async def block_at(self, height: int) -> NodeBlock:
+        txids = tuple(txid for txid, mined_at in self.mined.items() if mined_at == height)
+        return NodeBlock(self._header(height), "miner", txids)
+
+    def _header(self, height: int) -> BlockHeader:
+        return BlockHeader(height, f"h{height}{self.branch}", f"h{height - 1}{self.branch}", 0)
 
     async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
         return {image: Spent.IN_CHAIN if image == "image-2" else Spent.UNSPENT for image in images}
@@ -262,6 +273,19 @@ async def test_a_block_that_the_node_does_not_have_proves_nothing(rig: Rig) -> N
     rig.node.mined = {**rig.wallet.sent}
     rig.node.is_forgetful = True
     assert "no other transaction" in (await rig.poll(blocks=9)).reason
+
+
+async def test_spender_on_a_replaced_branch_fails_no_payment(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node has it in a block that the others, which name the top, have replaced."""
+    rig.wallet.sent = {RIVAL: SIGNED_AT + 1}
+    rig.node.mined = {**rig.wallet.sent}
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.node, "block_at", Node(branch="b", mined={**rig.wallet.sent}).block_at)
+        assert (await rig.poll(blocks=9)).outcome is Outcome.UNKNOWN
+        assert (await rig.payment()).state is MoneroPaymentState.PUBLISHED
+    assert (await rig.poll()).outcome is Outcome.FAILED
 
 
 async def test_another_wallet_is_not_asked_what_it_has_sent(rig: Rig) -> None:

@@ -8,7 +8,7 @@ its result.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -20,7 +20,12 @@ from rpcsvc.health import Condition, faults
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure, StallDetector
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
-from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo, NodeTransaction
+from rpcsvc.settlement.onchain.monero.monerod import (
+    HEADERS_PER_CALL,
+    MonerodClient,
+    NodeInfo,
+    NodeTransaction,
+)
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
@@ -133,6 +138,48 @@ class MoneroConnection:
             if before.top_hash == after.top_hash:
                 return found
         raise Unavailable("The Monero chain moved while its node was asked. Try again later.")
+
+    async def hashes_below(self, info: NodeInfo, heights: Collection[int]) -> dict[int, str] | None:
+        """Return the hashes of the blocks at ``heights`` on the chain of ``info``'s top block; none
+        for those above it.
+
+        Each block names the one before it, so that it does not matter which of several nodes behind
+        one name answers: one that lacks the top block proves nothing, which is None. May raise
+        RpcFailure.
+        """
+        height, block = info.height - 1, info.top_hash
+        wanted, lowest = frozenset(heights), min(heights, default=height)
+        found = {height: block} if height in wanted else {}
+        while height > lowest:
+            first = max(lowest + 1, height + 1 - HEADERS_PER_CALL)
+            listed = await self.node.headers(first, height)
+            for header in reversed(listed):
+                if (header.height, header.hash) != (height, block):
+                    return None
+                height, block = height - 1, header.previous
+                if height in wanted:
+                    found[height] = block
+            if height >= first:
+                return None
+        return found
+
+    async def is_on_chain(self, places: Mapping[str, int], info: NodeInfo) -> bool:
+        """Return whether these transactions are in the blocks of these heights, on the chain of
+        ``info``'s top block.
+
+        A node that kept a replaced branch finds them in blocks of it, and their depth would count
+        from the top block of another node. False may also mean that it is not proven now. May raise
+        RpcFailure.
+        """
+        heights = sorted(set(places.values()))
+        hashes, blocks = await asyncio.gather(
+            self.hashes_below(info, heights), asyncio.gather(*map(self.node.block_at, heights))
+        )
+        mined: set[tuple[str, int]] = set()
+        for height, block in zip(heights, blocks, strict=True):
+            if hashes and block is not None and block.header.hash == hashes.get(height):
+                mined |= {(txid, height) for txid in (block.miner_txid, *block.txids)}
+        return mined.issuperset(places.items())
 
     def block_age(self) -> int | None:
         """Return the time (ms) since the node showed a new block; None before the first."""

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey, DepositState
+from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
@@ -54,6 +55,8 @@ _DAY_BLOCKS: Final = 720
 _RESTING_BLOCKS: Final = 30
 # Blocks past the last threshold up to which transfers are listed again to confirm a deposit.
 _RISING_BLOCKS: Final = 10
+# Cursors that are compared with the chain together, once the newest is found to be replaced.
+_FEW_CURSORS: Final = 20
 # How long a scan that showed nothing serves while the node has the same top block and as many
 # transactions in its pool: one may have taken the place of another, or a time lock may have ended.
 _SERVES_MS: Final = 2_000
@@ -76,7 +79,8 @@ class Proof(Enum):
 
 
 class ChainView(Struct, frozen=True):
-    """The state of one pass. ``agreed``: wallet and node were at one block throughout.
+    """The state of one pass. ``agreed``: wallet and node were at one block throughout, and what
+    counts from now on is shown to be on its chain.
 
     ``fork`` is the newest block that was scanned before and is still on the chain.
     """
@@ -91,6 +95,11 @@ class ChainView(Struct, frozen=True):
         """The block of a deposit; None while it is in none."""
         found = self.chain.get(item.txid)
         return found.height if found else None
+
+    def has_judged(self, item: DepositRecord) -> bool:
+        """Whether a deposit was judged in the block that it is in: that block was scanned."""
+        height = self.height(item)
+        return height is not None and item.height == height <= self.fork
 
 
 class DepositProofs:
@@ -141,19 +150,14 @@ class DepositProofs:
         """Return whether the wallet has to be asked now if it has received the deposit."""
         if item.acknowledged is DepositState.REMOVED:
             return True
-        return key_of(item) in deep and not (was_confirmed(item) and self._is_settled(item, view))
-
-    def _is_settled(self, item: DepositRecord, view: ChainView) -> bool:
-        """Whether it was judged in the block that it is in: that block was scanned."""
-        height = view.height(item)
-        return height is not None and item.height == height <= view.fork
+        return key_of(item) in deep and not (was_confirmed(item) and view.has_judged(item))
 
     def _was_void(self, item: DepositRecord, view: ChainView) -> bool:
         """Whether the deposit was removed in the block that it is in, which is permanent.
 
         A wallet that rescans may list it then: it no longer knows that the other output was spent.
         """
-        return item.acknowledged is DepositState.REMOVED and self._is_settled(item, view)
+        return item.acknowledged is DepositState.REMOVED and view.has_judged(item)
 
     async def _listing(
         self, item: DepositRecord, listed: Mapping[_Mined, int], view: ChainView, *, asks: bool
@@ -336,7 +340,7 @@ class DepositScanner:
         records = [
             item for item in records if item.txid in view.chain or await self._is_on_record(item)
         ]
-        states = await self._judge(records, [*listed, *again], view, resting)
+        view, states = await self._judge(records, [*listed, *again], view, resting)
         kept = {key_of(item) for item in records if await self._may_be_confirmed(item, view)}
         await self._remember(records, view, states)
         self._height = view.info.height
@@ -390,14 +394,21 @@ class DepositScanner:
         return max(0, top - found.height + 1)
 
     async def _find_fork(self, before: NodeInfo) -> int:
-        """The newest block that was scanned and is still on the chain; -1 when none is."""
-        for cursor in await self._ledger.cursors():
-            if cursor.hash == before.top_hash:
-                return cursor.height
-            header = await self._connection.node.header_at(cursor.height)
-            if header is not None and header.hash == cursor.hash:
-                return cursor.height
-            log.warning("monero_block_replaced", height=cursor.height, hash=cursor.hash)
+        """The newest block that was scanned and is still on the chain; -1 when none is.
+
+        Raises errors.Unavailable, and no deposit has depth, while the node that answers lacks the
+        top block: it may have kept a branch with that block, and the deposits in it.
+        """
+        cursors = await self._ledger.cursors()
+        for some in (cursors[:1], cursors[1:_FEW_CURSORS], cursors[_FEW_CURSORS:]):
+            hashes = await self._connection.hashes_below(before, [each.height for each in some])
+            if hashes is None:
+                self._compared = -1
+                raise Unavailable("The Monero node lacks its newest block. Try again later.")
+            for cursor in some:
+                if hashes.get(cursor.height) == cursor.hash:
+                    return cursor.height
+                log.warning("monero_block_replaced", height=cursor.height, hash=cursor.hash)
         return -1
 
     def _rising(self, watched: Sequence[DepositRecord], height: int) -> dict[Key, int]:
@@ -511,7 +522,12 @@ class DepositScanner:
         listed: Sequence[WalletTransfer],
         view: ChainView,
         resting: Set[Key],
-    ) -> list[DepositState]:
+    ) -> tuple[ChainView, list[DepositState]]:
+        """Return the states of deposits, and the view that they are judged by.
+
+        Where one that would count from now on is not shown to be on the chain, wallet and node have
+        not agreed: the node may have been two, one of them on a replaced branch.
+        """
         totals: dict[int, int] = {}
         for item in records:
             if item.txid in view.chain:
@@ -521,10 +537,19 @@ class DepositScanner:
         proofs: Mapping[Key, Proof] = {}
         if view.agreed:
             proofs = await self._proofs.find(records, listed, view, deep, resting)
-        return [
-            _state(item, view.chain.get(item.txid), proofs.get(key_of(item)), key_of(item) in deep)
-            for item in records
-        ]
+        states = _states(records, view, proofs, deep)
+        rising = {
+            item.txid: height
+            for item, state in zip(records, states, strict=True)
+            if state is DepositState.CONFIRMED
+            and not (was_confirmed(item) and view.has_judged(item))
+            and (height := view.height(item)) is not None
+        }
+        if not view.agreed or await self._connection.is_on_chain(rising, view.info):
+            return view, states
+        log.warning("monero_deposits_not_shown", txids=sorted(rising))
+        view = replace(view, agreed=False)
+        return view, _states(records, view, {}, deep)
 
     def _is_deep(self, item: DepositRecord, totals: Mapping[int, int], view: ChainView) -> bool:
         """Whether a deposit has the confirmations that its address's total requires, and is not
@@ -581,6 +606,18 @@ class DepositScanner:
         if state is DepositState.SEEN or height is None:
             return True
         return view.info.height - height < self._options.tracked_blocks
+
+
+def _states(
+    records: Sequence[DepositRecord],
+    view: ChainView,
+    proofs: Mapping[Key, Proof],
+    deep: Set[Key],
+) -> list[DepositState]:
+    return [
+        _state(item, view.chain.get(item.txid), proofs.get(key_of(item)), key_of(item) in deep)
+        for item in records
+    ]
 
 
 def _state(

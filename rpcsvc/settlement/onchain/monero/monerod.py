@@ -38,6 +38,8 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
 
 _RPC_PATH: Final = "/json_rpc"
 _HASHES_PER_CALL: Final = 100
+# The most that a restricted node lists.
+HEADERS_PER_CALL: Final = 1000
 _HEIGHT_BEYOND_TOP: Final = -2
 _INTERNAL_ERROR: Final = -5
 
@@ -109,6 +111,15 @@ class BlockHeader:
     hash: Text
     previous: Annotated[Text, named("prev_hash")]
     timestamp: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBlock:
+    """A block of the main chain. ``txids``: of its transactions, without the miner's own."""
+
+    header: Annotated[BlockHeader, named("block_header")]
+    miner_txid: Annotated[Text, named("miner_tx_hash")]
+    txids: Annotated[tuple[Text, ...], Field(validation_alias="tx_hashes", default=())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +297,30 @@ class MonerodClient:
                 return None
             raise
         return self._field(BlockHeader, method, answer, "block_header")
+
+    async def headers(self, first: int, last: int) -> list[BlockHeader]:
+        """The main chain's blocks from ``first`` to ``last``, HEADERS_PER_CALL at most; none where
+        the last is above the top.
+        """
+        method = "get_block_headers_range"
+        try:
+            answer = await self._read(method, {"start_height": first, "end_height": last})
+        except NodeError as error:
+            if error.code == _HEIGHT_BEYOND_TOP:
+                return []
+            raise
+        return self._field(list[BlockHeader], method, answer, "headers")
+
+    async def block_at(self, height: int) -> NodeBlock | None:
+        """The main chain's block at ``height`` with what is in it; None above the top."""
+        method = "get_block"
+        try:
+            answer = await self._read(method, {"height": height})
+        except NodeError as error:
+            if error.code == _HEIGHT_BEYOND_TOP:
+                return None
+            raise
+        return self._model(NodeBlock, method, answer)
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
         """The transactions of ``txids`` in the pool or the main chain, by transaction id.

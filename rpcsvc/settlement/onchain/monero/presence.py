@@ -152,8 +152,15 @@ class MoneroPresence:
     async def _present(
         self, payment: MoneroPayment, found: NodeTransaction, info: NodeInfo
     ) -> Verdict:
+        """Record where it is. SETTLED is final, so its block must be on the chain of ``info``'s
+        top: of several nodes behind one name, one may have found it on a replaced branch.
+        """
         depth = 0 if found.height is None else info.height - found.height
-        is_settled = depth >= self._options.settled_after
+        is_settled = (
+            found.height is not None
+            and depth >= self._options.settled_after
+            and await self._connection.is_on_chain({found.txid: found.height}, info)
+        )
         state = MoneroPaymentState.SETTLED if is_settled else MoneroPaymentState.PUBLISHED
         await self._put(payment, replace(payment, state=state, height=found.height, conflict=None))
         if is_settled:
@@ -161,6 +168,8 @@ class MoneroPresence:
         needed = self._options.settled_after
         mined_at = info.height if found.height is None else found.height
         reason = f"{depth} of {needed} confirmations"
+        if depth >= needed:
+            reason = f"block {found.height}, where the node has it, is not shown to be on the chain"
         return Verdict(Outcome.PENDING, reason, settles_at=mined_at + needed - 1)
 
     async def _absent(self, payment: MoneroPayment) -> Verdict:
@@ -185,7 +194,8 @@ class MoneroPresence:
         depth, needed = info.height - found.block.height, self._options.failed_after
         after = replace(payment, height=None, conflict=found.block)
         why = f"another transaction, {found.txid}, has spent its inputs"
-        if depth < needed:
+        place = {found.txid: found.block.height}
+        if depth < needed or not await self._connection.is_on_chain(place, info):
             await self._put(payment, after)
             return Verdict(Outcome.UNKNOWN, f"{why}, {depth} of {needed} confirmations ago")
         await self._put(payment, replace(after, state=MoneroPaymentState.FAILED))
@@ -259,7 +269,10 @@ class MoneroPayoutEnd:
                 "an input of it is spent, and no other transaction of the wallet is found that did"
                 " it: the node may lack blocks, ask another one (onchain.monerod_url)."
             )
-        return found.txid if info.height - found.block.height < self._options.failed_after else None
+        is_deep = info.height - found.block.height >= self._options.failed_after
+        place = {found.txid: found.block.height}
+        is_over = is_deep and await self._connection.is_on_chain(place, info)
+        return None if is_over else found.txid
 
     async def _spend(self, payment: MoneroPayment, info: NodeInfo) -> str | None:
         """Have the wallet spend its first input; None when the chain has none of them."""
