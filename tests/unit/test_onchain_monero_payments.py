@@ -578,6 +578,13 @@ async def test_upkeep_and_a_transfer_are_not_signed_at_the_same_moment(rig: Rig)
     assert (rig.wallet.relayed, rig.node.submitted) == (["tx1"], [])
 
 
+async def test_upkeep_waits_for_a_transfer_that_is_signed(rig: Rig) -> None:
+    await rig.prepared(transfer())
+    with pytest.raises(Unavailable, match="earlier XMR payment"):
+        await rig.payments.prepare_upkeep(upkeep())
+    assert len(rig.wallet.signed) == 1
+
+
 async def test_what_the_network_has_meanwhile_holds_nothing_back(rig: Rig) -> None:
     """The relay's answer was lost: the payment is RELAYING until the next lookup."""
     made = await rig.prepared(transfer("tr_1"))
@@ -771,6 +778,28 @@ async def test_payout_asks_node_and_wallet_side_by_side(rig: Rig) -> None:
             wallet.clear()
             await rig.payments.publish(made)
     assert rig.wallet.relayed == ["tx1"]
+
+
+async def test_failure_while_the_node_answers_is_not_forgotten(rig: Rig) -> None:
+    """The wallet's daemon was started again: it refreshes by itself, and may lack addresses."""
+    await rig.connection.ready()
+    rig.wallet.calls.clear()
+    asked, reached, answers = rig.node.info, asyncio.Event(), asyncio.Event()
+
+    async def info() -> NodeInfo:
+        reached.set()
+        await answers.wait()
+        return await asked()
+
+    with patch.object(rig.node, "info", info):
+        async with asyncio.timeout(5):
+            checking = asyncio.create_task(rig.connection.ready())
+            await reached.wait()
+            with pytest.raises(Unavailable), rig.connection.watched():
+                raise ChainUnusable("the wallet is gone")
+            answers.set()
+            await checking
+    assert rig.wallet.calls == ["auto_refresh False"]
 
 
 async def test_what_has_failed_is_never_handed_over(rig: Rig) -> None:

@@ -92,14 +92,14 @@ class MoneroConnection:
         ``info``: the node's state, if it was just checked. Raises RpcFailure and ChainUnusable.
         """
         self.addresses.require_scanned()
+        asks_both = info is None and self.wallet_checked
+        if info is None:
+            info = await (self.require_both() if asks_both else self.check_node())
         async with self._connecting:
-            if not self.wallet_checked:
-                info = info or await self.check_node()
+            if not self.wallet_checked:  # also where a call failed while the node answered
                 await self.prepare_wallet()
                 await self.addresses.reconcile()
-            elif info is None:
-                info = await self.require_both()
-            else:
+            elif not asks_both:
                 await self.require_wallet()
             self._connected()
         return info
