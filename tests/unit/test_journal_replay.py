@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from rpcsvc.domain.money import XMR
 from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.withdrawals import Withdrawal, stepped
+from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.engine import SignedPayments
 from rpcsvc.settlement.onchain.evm import records as evm
 from rpcsvc.settlement.onchain.evm.records import EvmAddress
@@ -324,6 +326,31 @@ async def test_sweep_whose_payment_failed_later_is_not_done_again(tmp_path: Path
         assert await books.evm.unswept_of("arbitrum", 1) == -9
         (void,) = await books.evm.void_sweeps("arbitrum", 1)
         assert void.serial == 1
+
+
+@pytest.mark.parametrize("later", [None, evm.SweepState.VOID])
+async def test_sweep_whose_end_was_not_committed_has_ended(
+    tmp_path: Path, later: evm.SweepState | None
+) -> None:
+    """The process dies between line and commit; or judges once more, and a copy is put back."""
+    async with opened(tmp_path) as books:
+        await books.addresses.adopt_wallet(HOT)
+        await books.addresses.add_addresses([EvmAddress(1, "0x01")])
+        name = "sweep-arbitrum-1-1"
+        payment = evm_payment(name, 9, HOT, 1, purpose=evm.EvmPurpose.SWEEP)
+        sweep = evm.Sweep("arbitrum", 1, 1, "0x01", evm.SweepMethod.RECEIVE, 9, "aa", name)
+        await books.evm.add_payment(payment, sweep)
+        before = books.copy(tmp_path / "before.db")
+        fails = patch.object(books.db, "write", side_effect=Unavailable("gone"))
+        with fails, pytest.raises(Unavailable):
+            await books.evm.put_sweep(replace(sweep, state=evm.SweepState.DONE, taken=9))
+        assert await books.evm.sweeps_under_way("arbitrum") == [sweep]
+        if later is not None:
+            await books.evm.put_sweep(replace(sweep, state=later))
+    put_back(tmp_path, before)
+    async with opened(tmp_path) as books:
+        assert await books.evm.sweeps_under_way("arbitrum") == []
+        assert await books.evm.unswept_of("arbitrum", 1) == (-9 if later is None else 0)
 
 
 async def sweep_from(books: JournaledBooks, serial: int) -> evm.EvmPayment:

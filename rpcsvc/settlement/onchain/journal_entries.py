@@ -167,11 +167,13 @@ def latest(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _claims(entry: Entry) -> set[str]:
-    """The resources that only one payment can claim: a transfer, an output, a nonce."""
+    """What only one entry can be for: a payment, a transfer, an output, or how a sweep ended."""
     if isinstance(entry, MoneroEntry):
         payment = entry.payment
         payees = {item.transfer_id for item in payment.payees}
         return payees | set(payment.key_images)
     if isinstance(entry, EvmEntry):
         return {entry.payment.payment_id}
+    if isinstance(entry, SweptEntry):
+        return {f"{entry.network} {entry.address_index} {entry.serial}"}
     return set()

@@ -408,11 +408,16 @@ class EvmPaymentLedger:
         await self._db.write([Statement(_ADD_SWEEP, _sweep_values(sweep))])
 
     async def put_sweep(self, sweep: Sweep) -> None:
-        """Record how a sweep ended. Raises StoreConflict if it ended differently before."""
-        await self._db.write([Statement(_PUT_SWEEP, _sweep_values(sweep))])
-        await self._writes.note(
-            SweptEntry(sweep.network, sweep.address_index, sweep.serial, sweep.state, sweep.taken)
+        """Record how a sweep ended. Raises StoreConflict if it ended differently before, and
+        errors.Unavailable.
+
+        An older copy of the database has it as under way: without its line the next sweep of that
+        address could not be adopted beside it.
+        """
+        entry = SweptEntry(
+            sweep.network, sweep.address_index, sweep.serial, sweep.state, sweep.taken
         )
+        await self._writes.record(entry, [Statement(_PUT_SWEEP, _sweep_values(sweep))])
 
 
 def _payment_values(item: EvmPayment) -> dict[str, Any]:
