@@ -354,9 +354,10 @@ async def test_copy_below_a_settler_gets_no_second_payment(tmp_path: Path, dies:
         lost = await paid(up, first)
         await up.fail_over(before)
         assert await up.unpaid() == lost
-        with pytest.raises(DatabaseReplaced):
+        # It looks once more by a write, at which it may be killed: before there is a line.
+        with pytest.raises(Killed if dies else DatabaseReplaced):
             await up.sign(first, lost, dies=dies)
-        assert not up.may_pay()
+        assert dies or not up.may_pay()
         again = await up.take_over("a", watched=None, is_alone=True)
         assert again.adopted.payments == [lost]
         await paid(up, again)

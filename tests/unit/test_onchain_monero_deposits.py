@@ -593,6 +593,38 @@ async def test_deposit_first_seen_on_a_replaced_branch_waits(
     assert await rig.scanner.confirmations(DepositKey("monero", "a", 1)) == 3
 
 
+async def test_block_of_a_replaced_branch_is_not_the_one_judged(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node on a third branch has a confirmed deposit deeper; then it leaves the chain."""
+    key = DepositKey("monero", "a", 1)
+    rig.chain.mine(empty=4)
+    late = Node(Chain(blocks=[*rig.chain.blocks]))
+    late.chain.mine(paid("a", XMR), empty=8)
+    rig.chain.branch += 1
+    rig.chain.mine(empty=2)
+    assert await rig.poll() == {}
+    rig.chain.mine(paid("a", XMR), empty=5)
+    assert await rig.poll() == {"a": CONFIRMED}
+    depth = await rig.scanner.confirmations(key)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.wallet, "chain", late.chain)
+        patch.setattr(rig.node, "transactions", late.transactions)
+        for _ in range(3):
+            with suppress(Unavailable):
+                await rig.poll()
+            assert await rig.scanner.confirmations(key) <= depth
+        rig.chain.pop(6)
+        rig.chain.pool.clear()
+        rig.chain.mine(empty=8)
+        for _ in range(3):
+            with suppress(Unavailable):
+                await rig.poll()
+            assert await rig.scanner.confirmations(key) == 0
+            assert rig.scanner.complete_until is None
+    assert await rig.poll() == {"a": REMOVED}
+
+
 async def test_deposits_are_shown_to_be_on_the_chain_once(rig: Rig) -> None:
     rig.chain.mine(*(paid(f"t{n}", XMR, minor=1 + n % 2) for n in range(30)))
     await rig.poll()

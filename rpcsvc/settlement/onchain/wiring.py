@@ -158,10 +158,12 @@ async def _journal(
     lease, watched, clock = context.lease, context.watched, context.clock
 
     async def replaced() -> None:
-        if shared is not None:
-            with suppress(Unavailable):  # the pause is in this replica's file
-                await pause_restored(switch, shared)
-        lease.lose(DatabaseReplaced)
+        try:
+            if shared is not None:
+                with suppress(Unavailable):  # the pause is in this replica's file
+                    await pause_restored(switch, shared)
+        finally:  # it is called once: also if its caller was cancelled
+            lease.lose(DatabaseReplaced)
 
     journal = PaymentJournal(
         options, clock, context.random, lease=lease.on_record, on_replaced=replaced

@@ -150,3 +150,43 @@ async def test_copy_is_noticed_while_nothing_is_signed(settler: Settler) -> None
     with pytest.raises(InterruptedError):
         await settler.journal.compare(settler.database, pause)
     assert (settler.told, settler.lease.lost.is_set()) == (1, True)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_reads_of_another_server_decide_nothing(
+    settler: Settler, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """Reads from a late standby end nothing; those from the old primary hide no older copy."""
+    fetch_one = settler.database.fetch_one
+
+    async def elsewhere(sql: str, **values: object) -> object:
+        row = await fetch_one(sql, **values)
+        if "FROM payment_journal" not in sql or row is None:
+            return row
+        return {**dict(row), "line": row["line"] + (1 if is_replaced else -1)}
+
+    monkeypatch.setattr(settler.database, "fetch_one", elsewhere)
+    if is_replaced:
+        await settler.replace()
+    with pytest.raises(Unavailable) as raised:
+        await settler.pay()
+    assert (type(raised.value) is DatabaseReplaced, settler.told) == (is_replaced, is_replaced)
+    if is_replaced:
+        assert settler.kinds() == [HEADER, MONERO_PAYMENT, MONERO_PAYMENT, VOID]
+    else:
+        monkeypatch.undo()
+        settler.signed = 1
+        await settler.pay()
+
+
+async def test_commit_whose_answer_was_lost_is_known_at_the_next_look(settler: Settler) -> None:
+    """A payment may have been published by then: an older copy must not take it again."""
+    known = await settler.line()
+    settler.database.answers_lost = 1
+    with pytest.raises(Unavailable):
+        await settler.pay()
+    assert await settler.line() == (known or 0) + 1
+    await settler.journal.require_current(settler.database)
+    await settler.replace()
+    with pytest.raises(DatabaseReplaced):
+        await settler.journal.require_current(settler.database)

@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 from typing_extensions import override
 
 from rpcsvc.clock import Clock, steady_ms
@@ -64,7 +65,8 @@ _MOVE_MARK: Final = (
     "UPDATE payment_journal SET line = :line, sum = :sum, token = :token, holder = :holder"
     " WHERE journal = :journal AND line >= :known"
 )
-_LINE: Final = "SELECT line FROM payment_journal WHERE journal = :journal"
+_HAS: Final = "UPDATE payment_journal SET line = line WHERE journal = :journal AND line >= :known"
+_LINE: Final = "SELECT line, sum FROM payment_journal WHERE journal = :journal"
 _MARKS: Final = "SELECT journal, line, sum, token, holder FROM payment_journal ORDER BY token"
 
 
@@ -343,18 +345,33 @@ class PaymentJournal:
         """Note that the database has a mark of this journal."""
         self._mark = mark
 
-    async def require_current(self, database: Tables) -> None:
+    async def require_current(self, database: Tables, *, was_refused: bool = False) -> None:
         """Raise DatabaseReplaced if the database lacks lines that it had, from the first time on.
 
-        What was read before is then of the database that has all lines. Raises errors.Unavailable.
+        What was read before is then of the database that has all lines. ``was_refused``: a commit
+        was, so that a read alone shows nothing. Raises errors.Unavailable.
         """
         if self._is_replaced:
             raise DatabaseReplaced
         if (known := self.known) is None:
             return
         row = await database.fetch_one(_LINE, journal=known.journal)
-        if row is not None and row["line"] >= known.at.line:
+        is_current = row is not None and row["line"] >= known.at.line
+        if is_current and not was_refused:
+            if row is not None and self._mark is known:  # a commit without an answer went through
+                self.note_committed(replace(known, at=from_row(JournalPosition, row)))
             return
+        # Reads may come from another server than the one that takes commits.
+        try:
+            await database.write(
+                [Statement(_HAS, {"journal": known.journal, "known": known.at.line}, finds=True)]
+            )
+        except StaleWrite:
+            pass
+        else:
+            if is_current:
+                return
+            raise Unavailable("What was read is older than the database. Try again later.")
         if not self._is_replaced:
             self._is_replaced = self._is_fenced = True
             found = None if row is None else row["line"]
@@ -527,7 +544,7 @@ class JournaledWrites:
             try:
                 await self._db.write([*rows, put_mark(mark, journal.known)])
             except StaleWrite:
-                await journal.require_current(self._db)
+                await journal.require_current(self._db, was_refused=True)
                 raise
 
         # What is signed from an older copy gets no line, which a restart would find without a void.

@@ -581,9 +581,11 @@ class DepositScanner:
         changed = []
         for item, state in zip(records, states, strict=True):
             height = view.height(item)
+            # A block that is not shown must not pass for the one in which it was judged.
+            is_shown = view.agreed or height is None or not was_confirmed(item)
             now = replace(
                 item,
-                height=height,
+                height=height if is_shown else item.height,
                 acknowledged=state if item.acknowledged is state else None,
                 watched=self._is_watched(item, state, height, view),
             )
