@@ -501,6 +501,25 @@ async def test_deposit_that_a_start_can_not_tell_of_has_no_depth(rig: Rig) -> No
     assert await rig.scanner.confirmations(key) == 0, "nothing is paid out for it"
 
 
+async def test_node_that_lacks_the_newest_block_is_told_of(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.chain.mine(paid("t1", 5 * XMR), empty=3)
+    assert await rig.poll() == {"t1": CONFIRMED}
+    late = Node(Chain(blocks=[*rig.chain.blocks]))
+    rig.chain.mine(empty=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.node, "headers", late.headers)
+        with pytest.raises(Unavailable):
+            await rig.observe()
+    newest = len(rig.chain.blocks) - 1
+    lag = rig.scanner._connection.lag
+    assert lag == f"of several nodes one lacks block {newest}, which another named"
+    assert await rig.scanner.confirmations(DepositKey("monero", "t1", 1)) == 0
+    await rig.poll()
+    assert rig.scanner._connection.lag is None
+
+
 async def test_scan_that_fails_above_a_fork_leaves_no_depth(rig: Rig) -> None:
     rig.chain.mine(paid("t1", 5 * XMR), empty=3)
     assert await rig.poll() == {"t1": CONFIRMED}
@@ -581,7 +600,8 @@ async def test_deposit_first_seen_on_a_replaced_branch_waits(
     late = Node(Chain(blocks=[*rig.chain.blocks]))
     late.chain.mine(one := paid("a", XMR), empty=5)
     rig.chain.branch += 1
-    rig.chain.mine(empty=6)
+    rig.chain.mine(empty=5)
+    assert len(rig.chain.blocks) == len(late.chain.blocks)
     with monkeypatch.context() as patch:
         patch.setattr(rig.wallet, "chain", late.chain)
         patch.setattr(rig.node, "transactions", late.transactions)

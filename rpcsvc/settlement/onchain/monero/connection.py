@@ -45,7 +45,7 @@ _TRIES: Final = 3
 class MoneroConnection:
     """Node and wallet, checked. ``problem``: the reason not to use them, for the operator; or None.
 
-    ``lag``: the wallet's distance from its node when that last mattered; None: in step.
+    ``lag``: how wallet and node, or several nodes, differed when that last mattered; None: in step.
     ``primary_address`` is the wallet's own, where change goes; empty before the first check.
     ``top_hash``: of the node's newest block when it was last asked; empty before.
     ``addresses``: the wallet's deposit addresses. ``wallet_checked``: False until the wallet was
@@ -266,6 +266,13 @@ class MoneroConnection:
                 return after
         self.lag = f"the wallet is at height {scanned}, the node at {after.height}"
         raise Unavailable("The XMR wallet and its node are not at the same block. Try again later.")
+
+    def note_split(self, info: NodeInfo) -> None:
+        """Note that a node lacks the top block that a node behind the same name has named."""
+        lag = f"of several nodes one lacks block {info.height - 1}, which another named"
+        if self.lag != lag:
+            log.warning("monero_nodes_differ", height=info.height - 1, hash=info.top_hash)
+        self.lag = lag
 
     def note_in_step(self, info: NodeInfo) -> None:
         """Note that the wallet was refreshed, and has scanned the node's chain up to this top."""

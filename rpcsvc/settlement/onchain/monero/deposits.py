@@ -404,6 +404,7 @@ class DepositScanner:
             hashes = await self._connection.hashes_below(before, [each.height for each in some])
             if hashes is None:
                 self._compared = -1
+                self._connection.note_split(before)
                 raise Unavailable("The Monero node lacks its newest block. Try again later.")
             for cursor in some:
                 if hashes.get(cursor.height) == cursor.hash:
