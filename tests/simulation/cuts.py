@@ -28,6 +28,7 @@ from rpcsvc.settlement.onchain.journal.files import PlaceWriter
 from tests.simulation.daemons import NO_FAULTS
 from tests.simulation.database import nothing
 from tests.simulation.evm import GWEI, Holding
+from tests.simulation.monero import MonerodName
 from tests.simulation.onchain import DEAREST, POOR, PUBLISHING, RICH, OnchainUniverse
 from tests.simulation.runs import Outcome, run_made
 from tests.simulation.signers import key_of
@@ -191,6 +192,10 @@ class CutUniverse(OnchainUniverse):
     @override
     def _opening_holding(self, chance: random.Random) -> Holding:
         return self._scenario.hot
+
+    @override
+    def _wallet_node(self) -> MonerodName:
+        return self.monerod  # it finds deposits of a branch there
 
     @override
     def _node_count(self, chance: random.Random) -> int:

@@ -512,16 +512,20 @@ class MonerodName:
     """Several nodes behind one address: each call is answered by one of them.
 
     None that keeps a branch says by itself which block is the newest: a balancer names the highest.
+    ``is_on_chain``: none that keeps a branch says anything.
     """
 
-    def __init__(self, nodes: Sequence[MonerodModel], chance: random.Random) -> None:
+    def __init__(
+        self, nodes: Sequence[MonerodModel], chance: random.Random, *, is_on_chain: bool = False
+    ) -> None:
         self._nodes = nodes
         self._chance = chance
+        self._is_on_chain = is_on_chain
 
     def one(self, asked: Any) -> MonerodModel:
         """Return the node that answers the next exchange."""
         nodes = self._nodes
-        if asked.get("method") == "get_info":
+        if self._is_on_chain or asked.get("method") == "get_info":
             nodes = [each for each in nodes if each.view is each.chain]
         return self._chance.choices(nodes, [each.share for each in nodes])[0]
 

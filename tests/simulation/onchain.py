@@ -252,7 +252,7 @@ class OnchainUniverse(Universe):
             for _ in range(self._node_count(chance))
         ]
         self.monerod = MonerodName(self.monerods, self._fork())
-        self.wallet = WalletModel(self.monerod, self._fork())
+        self.wallet = WalletModel(self._wallet_node(), self._fork())
         self.evm.replacing = partial(self._keep_branch, self.nodes)
         self.monero.replacing = partial(self._keep_branch, self.monerods)
         self.server.signed = self._signed_payment
@@ -304,6 +304,13 @@ class OnchainUniverse(Universe):
     def _opening_holding(self, chance: random.Random) -> Holding:
         is_poor = self.chain_faults != ChainFaults() and chance.random() < _SHARE_OF_POOR
         return POOR if is_poor else RICH
+
+    def _wallet_node(self) -> MonerodName:
+        """The node of the wallet: its own, as operators are told, and on the chain.
+
+        What it signs on a branch the network may never take, and only the operator can end it.
+        """
+        return MonerodName(self.monerods, self._fork(), is_on_chain=True)
 
     def _node_count(self, chance: random.Random) -> int:
         return chance.choice([1, 2])

@@ -112,3 +112,22 @@ async def test_payment_mined_while_another_is_signed_is_not_replaced() -> None:
     await follow
     assert gas.raised_price.await_count == 0
     assert offered.await_count == 0
+
+
+async def test_payment_under_way_again_is_not_told_of_as_ended() -> None:
+    """It was gone after it had ended; then an older database has it as published, and it ends."""
+
+    async def payment(_: str) -> EvmPayment:
+        return SETTLED
+
+    board = Conditions("arbitrum")
+    payments: Any = SimpleNamespace(
+        board=board, payment=payment, gas=None,
+        hand_over=AsyncMock(return_value=[SimpleNamespace(is_taken=True)]),
+    )  # fmt: skip
+    connection: Any = SimpleNamespace(network=NETWORK)
+    upkeep = EvmUpkeep(connection, payments, AsyncMock(), ManualClock())
+    await upkeep._publish_again(SETTLED, Verdict(Outcome.ABSENT))
+    assert len(board.present()) == 1
+    await upkeep._follow("sweep_1", Verdict(Outcome.SETTLED))
+    assert board.present() == []

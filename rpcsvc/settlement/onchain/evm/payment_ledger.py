@@ -404,8 +404,12 @@ class EvmPaymentLedger:
         return [_sweep(row) for row in rows]
 
     async def add_sweep(self, sweep: Sweep) -> None:
-        """Record a sweep that has no payment. Raises StoreConflict when its serial is taken."""
-        await self._db.write([Statement(_ADD_SWEEP, _sweep_values(sweep))])
+        """Record a sweep that has ended without a payment on record.
+
+        Raises StoreConflict when its serial is taken, and errors.Unavailable: in an older copy of
+        the database it may be the sweep whose payment the journal has.
+        """
+        await self._writes.record(_swept(sweep), [Statement(_ADD_SWEEP, _sweep_values(sweep))])
 
     async def put_sweep(self, sweep: Sweep) -> None:
         """Record how a sweep ended. Raises StoreConflict if it ended differently before, and
@@ -414,10 +418,11 @@ class EvmPaymentLedger:
         An older copy of the database has it as under way: without its line the next sweep of that
         address could not be adopted beside it.
         """
-        entry = SweptEntry(
-            sweep.network, sweep.address_index, sweep.serial, sweep.state, sweep.taken
-        )
-        await self._writes.record(entry, [Statement(_PUT_SWEEP, _sweep_values(sweep))])
+        await self._writes.record(_swept(sweep), [Statement(_PUT_SWEEP, _sweep_values(sweep))])
+
+
+def _swept(sweep: Sweep) -> SweptEntry:
+    return SweptEntry(sweep.network, sweep.address_index, sweep.serial, sweep.state, sweep.taken)
 
 
 def _payment_values(item: EvmPayment) -> dict[str, Any]:

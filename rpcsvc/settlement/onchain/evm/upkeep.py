@@ -147,6 +147,8 @@ class EvmUpkeep:
             else:
                 self._lost.note(payment_id)
         payment = await self._payments.payment(payment_id)
+        # An older database that was put in place may have one under way that had ended.
+        self._note_taken(payment)
         is_missing = verdict.outcome is Outcome.UNKNOWN and _has_no_event(payment)
         self._report_missing_event(payment_id, verdict.reason if is_missing else None)
         if not _is_waiting(payment):
