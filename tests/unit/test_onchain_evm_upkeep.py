@@ -115,7 +115,7 @@ async def test_payment_mined_while_another_is_signed_is_not_replaced() -> None:
 
 
 async def test_payment_under_way_again_is_not_told_of_as_ended() -> None:
-    """It was gone after it had ended; then an older database has it as published, and it ends."""
+    """An older database has one as published that had ended and was gone; it ends once more."""
 
     async def payment(_: str) -> EvmPayment:
         return SETTLED

@@ -167,7 +167,7 @@ def latest(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _claims(entry: Entry) -> set[str]:
-    """What only one entry can be for: a payment, a transfer, an output, or how a sweep ended."""
+    """The names that one entry claims alone: of a payment, transfer, output or ended sweep."""
     if isinstance(entry, MoneroEntry):
         payment = entry.payment
         payees = {item.transfer_id for item in payment.payees}
