@@ -290,37 +290,31 @@ class MonerodClient:
     async def header_at(self, height: int) -> BlockHeader | None:
         """The main chain's block at ``height``; None above the top."""
         method = "get_block_header_by_height"
-        try:
-            answer = await self._read(method, {"height": height})
-        except NodeError as error:
-            if error.code == _HEIGHT_BEYOND_TOP:
-                return None
-            raise
-        return self._field(BlockHeader, method, answer, "block_header")
+        answer = await self._up_to_top(method, {"height": height})
+        return None if answer is None else self._field(BlockHeader, method, answer, "block_header")
 
     async def headers(self, first: int, last: int) -> list[BlockHeader]:
         """The main chain's blocks from ``first`` to ``last``, HEADERS_PER_CALL at most; none where
         the last is above the top.
         """
         method = "get_block_headers_range"
-        try:
-            answer = await self._read(method, {"start_height": first, "end_height": last})
-        except NodeError as error:
-            if error.code == _HEIGHT_BEYOND_TOP:
-                return []
-            raise
-        return self._field(list[BlockHeader], method, answer, "headers")
+        answer = await self._up_to_top(method, {"start_height": first, "end_height": last})
+        return [] if answer is None else self._field(list[BlockHeader], method, answer, "headers")
 
     async def block_at(self, height: int) -> NodeBlock | None:
         """The main chain's block at ``height`` with what is in it; None above the top."""
         method = "get_block"
+        answer = await self._up_to_top(method, {"height": height})
+        return None if answer is None else self._model(NodeBlock, method, answer)
+
+    async def _up_to_top(self, method: str, params: JsonObject) -> JsonObject | None:
+        """The answer about blocks by height; None where one is above the top."""
         try:
-            answer = await self._read(method, {"height": height})
+            return await self._read(method, params)
         except NodeError as error:
             if error.code == _HEIGHT_BEYOND_TOP:
                 return None
             raise
-        return self._model(NodeBlock, method, answer)
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
         """The transactions of ``txids`` in the pool or the main chain, by transaction id.
