@@ -89,17 +89,15 @@ def hint(books: Books, network: str, txid: str, paid: Paid, units: int) -> str:
 def may_pay(books: Books, network: str, txid: str, paid: Paid, units: int) -> list[TransferEntry]:
     """Return the open transfers that a transaction may have paid.
 
-    For a wallet that was restored from its words, only the amount tells: all open transfers where
-    it can't rule one out.
+    For a wallet that was restored from its words, only the amount tells, less what was closed with
+    the transaction: all open transfers where it can't rule one out.
     """
     if paid:
         return unpaid_in(books, network, txid, paid)
     signed = {item.payment_id for item in books.payments_on(network)}
-    unpaid = [
-        transfer
-        for _, transfer in _transfers(books, network)
-        if not transfer.state.is_final and transfer.transfer_id not in signed
-    ]
+    transfers = [item for _, item in _transfers(books, network) if item.transfer_id not in signed]
+    unpaid = [item for item in transfers if not item.state.is_final]
+    units -= sum(item.units for item in transfers if item.txid == txid)
     if alike := [item for item in unpaid if item.units == units]:
         return alike
     try:
@@ -122,7 +120,8 @@ def _forgotten(found: Sequence[TransferEntry], txid: str, units: int, adopt: str
     else:
         what = f"may pay any of the {len(found)} transfers that are open: too many to tell"
     return (
-        f"{what}, to whom the wallet has forgotten: without its key, ask who was paid, and say so:"
+        f"{what}, to whom the wallet has forgotten: without its key, ask who was paid, and close"
+        " what was:"
         f" {close} with its key adopt it: {adopt} --tx-key KEY"
     )
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
 from tests.regtest.exchange import USDC, XMR, Exchange, create, reaches, swept
@@ -115,20 +118,25 @@ async def a_split(stack: Exchange, _payees: list[str], copy: Path) -> list[str]:
 # --- the operator's steps ---------------------------------------------------------------------
 
 
-async def settle(stack: Exchange) -> None:
-    """Follow docs/operate/restore.md for each payment that the audit names."""
+async def settle(stack: Exchange, wallet: WalletClient) -> None:
+    """Follow docs/operate/restore.md for each payment that the audit names.
+
+    ``wallet`` is the payees': where the service's has forgotten whom it paid, they are asked.
+    """
+    await wallet.refresh()
     for item in await differences(stack):
         if item["kind"] != "unrecorded_payment":
             continue
         hint = item.get("hint", "")
         explain = ("treasury", "explain", network_of(item["subject"]), item["subject"])
-        if closing := re.findall(r"payouts close (\S+) (\S+) --note", hint):
+        if closings := re.findall(r"payouts close (\S+) (\S+) --note", hint):
             refused = await command(stack, *explain, "--note", "I do not know what it was")
             assert refused.status == 1, "whom it paid would be paid once more"
-            for transfer, txid in closing:
-                done("close", await command(
-                    stack, "payouts", "close", transfer, txid, "--note", "its owner has it"
-                ))  # fmt: skip
+            paid = {item.address for item in await wallet.transfer(item["subject"])}
+            for transfer, txid in closings:
+                if recipient(stack, transfer) in paid:
+                    close = ("payouts", "close", transfer, txid, "--note", "its owner has it")
+                    done("close", await command(stack, *close))
             done("explain", await command(stack, *explain, "--note", "all of it is closed"))
         elif "rpcsvc payouts adopt" in hint:
             adopt = hint.split("rpcsvc ")[1].split()
@@ -136,6 +144,13 @@ async def settle(stack: Exchange) -> None:
         else:
             done("explain", await command(stack, *explain, "--note", "upkeep since the copy"))
     await explain_sweeps(stack)
+
+
+def recipient(stack: Exchange, transfer: str) -> str:
+    """The address that a transfer pays."""
+    with closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as database:
+        sql = "SELECT address FROM transfers WHERE transfer_id = ?"
+        return str(database.execute(sql, (transfer,)).fetchone()[0])
 
 
 def network_of(txid: str) -> str:
@@ -178,7 +193,7 @@ async def test_restore_without_journal_sends_nothing_twice(
     if wallet_is == FROM_WORDS:
         await restore_wallet_from_words(stack)
     done("restore", await command(stack, "db", "restore", str(copy), "--without-journal"))
-    await settle(stack)
+    await settle(stack, wallet)
     done("resume", await command(stack, "payouts", "resume"))
     async with stack.serving() as at:
         for order in orders:

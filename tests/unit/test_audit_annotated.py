@@ -168,6 +168,27 @@ def test_forgotten_batch_is_named_as_the_sum_of_its_transfers() -> None:
     assert "unrecorded_payment" in kinds, "it would be paid once more"
 
 
+def test_forgotten_payment_is_no_other_orders_once_closed() -> None:
+    at, order = world_with(U2X)
+    twin = at.world.pay_out(at.world.deposit(at.world.order(U2X), 165 * USDC), OPEN)
+    at.world.keep(replace(twin, status="deposit_confirmed"))
+    (mine,), (other,) = order.transfers, twin.transfers
+    assert mine.units == other.units
+    at.leaves("one", mine.units)
+    at.leaves("two", mine.units)
+    hints = {item.subject: item.hint for item in at.report().differences}
+    for txid in ("one", "two"):
+        for item in (mine, other):
+            assert f"rpcsvc payouts close {item.transfer_id} {txid} " in hints[txid]
+
+    closed = replace(mine, state=TransferState.SETTLED, txid="one")
+    at.world.orders[0] = replace(order, status="completed", transfers=(closed,))
+    hints = {item.subject: item.hint for item in at.report().differences}
+    assert hints["one"] == ""
+    assert mine.transfer_id not in hints["two"]
+    assert f"rpcsvc payouts close {other.transfer_id} two " in hints["two"]
+
+
 def test_transfers_that_are_closed_by_hand_are_not_looked_for() -> None:
     at, order = world_with(U2X)
     (transfer,) = order.transfers
