@@ -63,7 +63,7 @@ test: install ## the quick tests
 
 # They wait for restarts for a third of their time: more of them run than there are cores.
 crash: install ## the long tests: kill -9 at every step, under load and at random
-	$(BIN)/python -m pytest -m slow --ignore tests/regtest --ignore tests/browser --ignore tests/container -n 3 --dist worksteal
+	$(BIN)/python -m pytest -m slow --ignore tests/regtest --ignore tests/browser --ignore tests/container -n 3 --maxschedchunk 1
 
 regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil
 	tools/regtest/install

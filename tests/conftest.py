@@ -103,6 +103,18 @@ patch.object(database, "_prepare_file", _prepare_by_copy).start()
 # A table of chains never changes; each service reads its own.
 patch.object(settings_onchain, "load_chains", cache(load_chains)).start()
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest tests: else they run alone at the end."""
+    items.sort(key=_seconds, reverse=True)
+
+
+def _seconds(item: pytest.Item) -> int:
+    """Seconds that a test takes, as its mark says: 0 for nearly all."""
+    mark = item.get_closest_marker("slow")
+    return 0 if mark is None else int(mark.kwargs.get("seconds", 0))
+
+
 _RECURSION_LIMIT = sys.getrecursionlimit()
 
 # Imported and collected objects stay until the end: keep the garbage collector from scanning them.

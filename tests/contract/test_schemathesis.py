@@ -105,7 +105,7 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
             80,
             ("--exclude-path", FAULT, "--exclude-path-regex", f"^{BFF_ROOT}", "--phases", PHASES),
             id="all but faults",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.slow(seconds=200),
         ),
         # No links lead to these, so there are no sequences of calls to try.
         pytest.param(80, ("--include-path", FAULT, "--phases", PHASES_OF_ONE), id="faults"),
@@ -113,7 +113,7 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
             60,
             ("--include-path-regex", f"^{BFF_ROOT}", "--phases", PHASES_OF_ONE),
             id="bff",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.slow(seconds=60),
         ),
     ],
 )

@@ -148,7 +148,7 @@ def _db_check(data_dir: Path) -> list[str]:
     return [] if said.returncode == 0 else [said.stdout, said.stderr]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 async def test_chaos_loses_no_money_and_pays_nothing_twice(
     tmp_path: Path,
 ) -> None:

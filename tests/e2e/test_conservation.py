@@ -162,7 +162,7 @@ def test_money_is_conserved_whatever_happens(seed: int) -> None:
     run_scenario(seed, steps=60)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=85)
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
 def test_money_is_conserved_in_many_long_scenarios(seed: int) -> None:

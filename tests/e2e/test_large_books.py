@@ -87,7 +87,7 @@ def checked(data_dir: Path, most: int) -> int:
     return int(kilobytes) * 1024
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=50)
 async def test_memory_of_a_check_does_not_grow_with_the_orders(tmp_path: Path) -> None:
     await settled(SOME, tmp_path)
     most = 1 << 40

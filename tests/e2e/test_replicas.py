@@ -591,7 +591,7 @@ class Clients:
         return (await asyncio.gather(*(poll() for _ in range(3))))[0]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=100)
 @pytest.mark.parametrize("seed", range(3))
 async def test_replicas_outlive_faults_of_the_database(tmp_path: Path, seed: int) -> None:
     """PostgreSQL crashes, connections are cut, and COMMITs lose their answers, all at random."""

@@ -36,7 +36,7 @@ from tests.e2e.processes import TIMEOUT_SECONDS, free_port, until
 _MINING_SECONDS: Final = 600.0
 
 TOOLS: Final = Path(__file__).parents[2] / "tools" / "regtest"
-QUICK_POW: Final = TOOLS / "quick_pow.so"
+QUICK: Final = TOOLS / "quick.so"
 POLL_SECONDS: Final = 0.02
 _CALL_GAS: Final = 500_000
 LOG_TAIL: Final = 4000
@@ -121,10 +121,6 @@ class Daemon:
     def command(self) -> Sequence[str | Path]:
         raise NotImplementedError
 
-    def environment(self) -> dict[str, str]:
-        """The variables that it has besides those of this process."""
-        return {}
-
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -134,9 +130,10 @@ class Daemon:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
+        quick = {"LD_PRELOAD": str(QUICK)} if QUICK.exists() else {}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command(), cwd=self.directory, env=os.environ | self.environment(),
+                self.command(), cwd=self.directory, env=os.environ | quick,
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         running.append(self)
@@ -219,9 +216,6 @@ class Monerod(Daemon):
         listen = ["--p2p-bind-ip", "127.0.0.1", "--p2p-bind-port", str(self.p2p_port)]
         known = [f"--add-exclusive-node=127.0.0.1:{port}" for port in self._peers]
         return [*listen, "--allow-local-ip", "--hide-my-port", *known]
-
-    def environment(self) -> dict[str, str]:
-        return {"LD_PRELOAD": str(QUICK_POW)} if QUICK_POW.exists() else {}
 
     @property
     def restricted_endpoint(self) -> DaemonEndpoint:

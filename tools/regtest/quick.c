@@ -1,9 +1,14 @@
-/* Proof of work for nothing: preloaded, it takes the place of librandomx in monerod.
+/* Two costs of the daemons that tests need not pay. Preloaded; all else of them stays as it is.
  *
- * On a regtest chain each hash is good enough, yet RandomX takes some 0.15 s of CPU for a block, and
- * the tests mine thousands. All else of monerod stays as it is: nothing but the mined work is cheap.
- * The hash is FNV-1a, for it must differ by block and be the same in each process.
+ * Proof of work, in place of librandomx: on a regtest chain each hash is good enough, yet RandomX takes
+ * some 0.15 s of CPU for a block, and the tests mine thousands. The hash is FNV-1a, for it must differ by
+ * block and be the same in each process.
+ *
+ * Keys of certificates: monero-wallet-rpc makes an RSA key of 4096 bits for each wallet that it makes or
+ * opens, also with TLS disabled. One of 2048 bits is the shortest that OpenSSL takes by default.
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -33,4 +38,10 @@ void randomx_calculate_hash(void *machine, const void *input, size_t size, void 
         hash = (hash ^ bytes[i]) * 1099511628211ULL;
     memset(output, 0, 32);
     memcpy(output, &hash, sizeof hash);
+}
+
+int RSA_generate_key_ex(void *key, int bits, void *exponent, void *callback)
+{
+    int (*generate)(void *, int, void *, void *) = dlsym(RTLD_NEXT, "RSA_generate_key_ex");
+    return generate(key, bits > 2048 ? 2048 : bits, exponent, callback);
 }
