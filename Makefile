@@ -63,11 +63,11 @@ test: install ## the quick tests
 
 # They wait for restarts for a third of their time: more of them run than there are cores.
 crash: install ## the long tests: kill -9 at every step, under load and at random
-	$(BIN)/python -m pytest -m slow --ignore tests/regtest --ignore tests/browser --ignore tests/container -n 3 --maxschedchunk 1
+	$(BIN)/python -m pytest -m slow --ignore tests/regtest --ignore tests/browser --ignore tests/container -n 3 --maxschedchunk 1 --durations 12
 
 regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil
 	tools/regtest/install
-	REGTEST_REQUIRED=1 $(BIN)/python -m pytest tests/regtest -n 5 --dist loadfile --no-loadscope-reorder
+	REGTEST_REQUIRED=1 $(BIN)/python -m pytest tests/regtest -n 5 --dist loadfile --no-loadscope-reorder --durations 12
 
 regtest-demo: install ## the whole stack on regtest chains, and a swap each way
 	tools/regtest/install

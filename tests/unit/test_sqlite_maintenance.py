@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import sqlite3
@@ -276,6 +277,18 @@ def test_interrupted_backup_leaves_no_file(books: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         backup_database(books, folder / "copy", interrupt)
     assert list(folder.iterdir()) == []
+
+
+def test_backup_whose_folder_cannot_be_synced_is_reported(
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_directory: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(maintenance, "sync_directory", refuse)
+    with pytest.raises(BackupFailed, match="copy is whole, but a power failure may take its name"):
+        backup_database(books, tmp_path / "copy")
+    assert (tmp_path / "copy").is_file()
 
 
 def test_backup_beside_the_part_of_another_is_refused(books: Path, tmp_path: Path) -> None:

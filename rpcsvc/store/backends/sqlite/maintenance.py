@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from rpcsvc.durable_files import sync_directory
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import gap, other_schema, refusal
 from rpcsvc.store.checks import BOOKS, CHECKING, Progress, quiet
@@ -60,7 +61,8 @@ def backup_database(data_dir: Path, destination: Path, progress: Progress = quie
     The copy is durable when this returns, and gets its name only then: until it is whole it has
     PARTIAL after its name, also when the process is killed. A copy with problems is kept: they are
     the original's, and repairs need a copy. Raises BackupFailed if there is nothing to copy, the
-    destination exists, or copying fails; then nothing is left behind.
+    destination exists, or copying fails: then nothing is left behind. Raises it, too, if the folder
+    can't be synced: then the copy is.
     """
     source = data_dir / DATABASE_NAME
     if not source.is_file():
@@ -79,7 +81,13 @@ def backup_database(data_dir: Path, destination: Path, progress: Progress = quie
         raise BackupFailed(f"{source} could not be copied: {error}.") from error
     finally:
         partial.unlink(missing_ok=True)
-    _sync(destination.absolute().parent)
+    try:
+        sync_directory(destination.absolute().parent)
+    except OSError as error:
+        raise BackupFailed(
+            f"{destination} is whole, but a power failure may take its name: {error}. Back up to"
+            " another folder."
+        ) from error
     return list(_problems(destination, progress))
 
 
