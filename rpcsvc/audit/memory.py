@@ -22,14 +22,17 @@ log = structlog.get_logger(__name__)
 
 FILE: Final = "audit.sqlite3"
 _BUSY_SECONDS: Final = 5.0
-_TABLES: Final = """
-    CREATE TABLE IF NOT EXISTS anchors (
-        network TEXT PRIMARY KEY, number INTEGER NOT NULL, hash TEXT NOT NULL
-    ) STRICT, WITHOUT ROWID;
-    CREATE TABLE IF NOT EXISTS facts (
-        network TEXT NOT NULL, key TEXT NOT NULL, fact BLOB NOT NULL, PRIMARY KEY (network, key)
-    ) STRICT, WITHOUT ROWID;
-"""
+# Raised whenever a fact changes its fields or its meaning: a file of another version is emptied.
+_VERSION: Final = 1
+_TABLES: Final = (
+    "DROP TABLE IF EXISTS anchors",
+    "DROP TABLE IF EXISTS facts",
+    "CREATE TABLE anchors (network TEXT PRIMARY KEY, number INTEGER NOT NULL, hash TEXT NOT NULL)"
+    " STRICT, WITHOUT ROWID",
+    "CREATE TABLE facts (network TEXT NOT NULL, key TEXT NOT NULL, fact BLOB NOT NULL,"
+    " PRIMARY KEY (network, key)) STRICT, WITHOUT ROWID",
+    f"PRAGMA user_version = {_VERSION}",
+)
 
 T = TypeVar("T")
 Fact = TypeVar("Fact", bound=Struct)
@@ -101,8 +104,10 @@ class AuditMemory:
         try:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             with closing(sqlite3.connect(self._path, timeout=_BUSY_SECONDS)) as file, file:
-                file.executescript(_TABLES)
                 file.execute("BEGIN IMMEDIATE")
+                if file.execute("PRAGMA user_version").fetchone() != (_VERSION,):
+                    for sql in _TABLES:
+                        file.execute(sql)
                 return work(file)
         except (OSError, sqlite3.Error, DecodeError) as error:
             log.warning("audit_memory_unusable", path=str(self._path), reason=str(error))

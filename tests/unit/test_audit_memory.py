@@ -62,6 +62,18 @@ async def test_anchor_stays_above_all_facts_of_two_processes(memory: AuditMemory
     assert recalled[1].keys() == {"a", "c"}
 
 
+async def test_file_of_another_version_is_emptied_and_used(
+    memory: AuditMemory, tmp_path: Path
+) -> None:
+    await memory.remember("one", Anchor(90, "h90"), {"a": DEEP})
+    with closing(sqlite3.connect(tmp_path / FILE)) as file, file:
+        file.execute("UPDATE facts SET fact = x'7b7d'")
+        file.execute("PRAGMA user_version = 7")
+    assert await memory.recall("one", MinedTransaction) is None
+    await memory.remember("one", Anchor(91, "h91"), {"b": DEEP})
+    assert await memory.recall("one", MinedTransaction) == (Anchor(91, "h91"), {"b": DEEP})
+
+
 @pytest.mark.parametrize(
     "damage", ["no database at all", "a fact of another form", "no JSON", "a folder"]
 )
