@@ -12,7 +12,13 @@ import random
 import sqlite3
 import types
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -20,16 +26,18 @@ from typing import Any, Final, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import orjson
+from aiohttp import web
 
 from rpcsvc import clock as product_clock
 from rpcsvc.bootstrap import Running, running_on
 from rpcsvc.domain.addresses import evm_checksum, stagenet_subaddress
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.dispatch import flat_dispatcher
-from rpcsvc.operations.service import Call, Reply
+from rpcsvc.operations.service import Call, Operation, Reply
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
+from rpcsvc.settings_sources import TOKENS_KEY
 from rpcsvc.store.database import DatabaseInUse
 from rpcsvc.store.leases import Lease
 from rpcsvc.store.webhooks import CANCELLED
@@ -37,6 +45,7 @@ from tests.simulation.database import LEASE_MS, DatabaseServer, SimulatedDatabas
 from tests.simulation.followers import Follower
 from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
 from tests.simulation.receivers import HookModel, Receivers
+from tests.simulation.wire import TOKEN, answering, ask, is_of_rpc
 
 HOUR_MS: Final = 3_600_000
 AMOUNTS: Final = {"x2u": "0.8", "u2x": "150"}
@@ -75,6 +84,8 @@ _MESSAGES: Final = (
 _LATE: Final = 0.08
 # Of the orders, with people who are told of their events, or who ask.
 _AUDIENCE: Final = 0.3
+# Of the calls in half of the universes, those that come as bytes.
+_BY_HTTP: Final = 0.3
 _BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}
 
 
@@ -109,6 +120,7 @@ class Faults(NamedTuple):
         )
 
 
+T = TypeVar("T")
 _F = TypeVar("_F", bound=NamedTuple)
 
 
@@ -142,6 +154,8 @@ class Replica:
         self.number = number
         self.lives = 0
         self.up: Running | None = None
+        # Answers calls that come as bytes, in universes that have such.
+        self.http: web.Server | None = None
         self.database: SimulatedDatabase | None = None
         self.actor = Actor(f"replica {number}")
         self._life: asyncio.Task[None] | None = None
@@ -172,9 +186,10 @@ class Replica:
             each.add_done_callback(lambda _task: ended.set())
         self.up = up
         try:
-            yield ended
+            async with self._universe.answering(up) as self.http:
+                yield ended
         finally:
-            self.up = None
+            self.up = self.http = None
             for task in (lost, following):
                 task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -198,7 +213,7 @@ class Replica:
         """End it between two callbacks: nothing more of it runs, and its connections are cut."""
         self.actor.kill()
         self._universe.graves.append(self.actor)  # see Actor.kill
-        self.up = None
+        self.up = self.http = None
 
     async def _live(self) -> None:
         universe = self._universe
@@ -273,7 +288,7 @@ class Universe:
         self.server = DatabaseServer(self.now_ms)
         self.graves: list[Actor] = []
         self.replicas = [Replica(self, number) for number in range(self.chance.choice([1, 2, 3]))]
-        self.settings: dict[str, Any] = {"signing.enabled": False}
+        self.settings: dict[str, Any] = {"signing.enabled": False, TOKENS_KEY: TOKEN}
         self.orders: dict[str, Order] = {}
         self._asked: dict[str, dict[str, Any]] = {}
         self.violations: list[str] = []
@@ -282,6 +297,8 @@ class Universe:
         self.server.taken_early = lambda token: self.violated(f"lease {token} was taken early")
         # Nobody in a universe without faults, where each effect is counted.
         self._audience = _AUDIENCE if self.faults != Faults() else 0.0
+        # No draw of its own: it would be other universes.
+        self._has_http = bool(self._audience) and seed % 2 == 1
         self.receivers = Receivers(self.now_ms)
         self._told: dict[str, HookModel] = {}
         self._late: list[tuple[Order, random.Random]] = []
@@ -294,6 +311,7 @@ class Universe:
             "cuts": 0,
             "steps": 0,
             "calls": 0,
+            "http": 0,
             "unanswered": 0,
             "messages": 0,
             "events": 0,
@@ -470,7 +488,7 @@ class Universe:
                 self.violated(f"{name} has no answer: {key or params}")
             if replica.up is not None:
                 self.counts["calls"] += 1
-                body = await self._ask(replica, replica.up, name, params, key)
+                body = await self._ask(replica, replica.up, _BY_NAME[name], params, key, chance)
                 if body is None:
                     self.counts["unanswered"] += 1
                     if once:
@@ -505,26 +523,45 @@ class Universe:
                 if operation is None:
                     raise LookupError(f"there is no method {name}")
                 flat = flat_dispatcher(up.service)
-                body = await self._run(replica, flat.run(operation, params, Call("req_operator")))
+                body = await self._reply(replica, flat.run(operation, params, Call("req_operator")))
                 answer: dict[str, Any] = {} if body is None else orjson.loads(body)
                 if body is not None and answer.get("error", {}).get("code") != _AWAY:
                     return answer
             await asyncio.sleep(0.2 + chance.random())
 
     async def _ask(
-        self, replica: Replica, up: Running, name: str, params: dict[str, Any], key: str | None
+        self,
+        replica: Replica,
+        up: Running,
+        operation: Operation,
+        params: dict[str, Any],
+        key: str | None,
+        chance: random.Random,
     ) -> bytes | None:
+        if self._has_http and (is_of_rpc(key) or chance.random() < _BY_HTTP):
+            if replica.http is None:
+                return None  # it does not listen yet, or no longer
+            self.counts["http"] += 1
+            return await self._run(replica, ask(replica.http, operation, params, key, chance))
         call = Call("req_simulated", idempotency_key=key)
-        return await self._run(replica, up.dispatcher.run(_BY_NAME[name], params, call))
+        return await self._reply(replica, up.dispatcher.run(operation, params, call))
 
-    async def _run(self, replica: Replica, work: Coroutine[Any, Any, Reply]) -> bytes | None:
-        """The answer of a replica; None if none came in time."""
+    async def _reply(self, replica: Replica, work: Coroutine[Any, Any, Reply]) -> bytes | None:
+        reply = await self._run(replica, work)
+        return None if reply is None else reply.body
+
+    async def _run(self, replica: Replica, work: Coroutine[Any, Any, T | None]) -> T | None:
+        """What a replica answers; None if nothing came in time."""
         context = copy_context()
         context.run(ACTOR.set, replica.actor)
-        running: asyncio.Task[Reply] = self.loop.create_task(work, context=context)
+        running: asyncio.Task[T | None] = self.loop.create_task(work, context=context)
         if not (await asyncio.wait({running}, timeout=30))[0]:
             return None
-        return running.result().body
+        return running.result()
+
+    def answering(self, up: Running) -> AbstractAsyncContextManager[web.Server | None]:
+        """Answer HTTP over a running service, in universes where calls come so."""
+        return answering(up) if self._has_http else nullcontext()
 
     # --- faults --------------------------------------------------------------------------------
 
