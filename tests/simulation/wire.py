@@ -46,7 +46,8 @@ class _Wire(asyncio.Transport):
         self.protocol = protocol
         self._is_closing = False
         self._received = bytearray()
-        self.body: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        # None: the connection ended first.
+        self.body: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         known = asyncio.all_tasks()
         protocol.connection_made(self)
         # From Python 3.12 on aiohttp makes its task past the loop, which would have kept it.
@@ -64,6 +65,8 @@ class _Wire(asyncio.Transport):
     def close(self) -> None:
         if not self._is_closing:
             self._is_closing = True
+            if not self.body.done():
+                self.body.set_result(None)
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
 
     def abort(self) -> None:
@@ -111,7 +114,7 @@ async def ask(
     key: str | None,
     chance: random.Random,
 ) -> bytes | None:
-    """Call an operation; None when the caller hung up."""
+    """Call an operation; None when the caller hung up, or the service ended the connection."""
     by_rpc = is_of_rpc(key) if key is not None else chance.random() < 0.5
     request = (_rpc_request if by_rpc else _api_request)(operation, params, key)
     wire = _Wire(server(), f"127.{chance.randrange(256)}.{chance.randrange(256)}.2")
@@ -125,7 +128,7 @@ async def ask(
         body = await wire.body
     finally:
         wire.close()
-    return _envelope(body) if by_rpc else body
+    return _envelope(body) if by_rpc and body is not None else body
 
 
 def _rpc_request(operation: Operation, params: dict[str, Any], key: str | None) -> bytes:
