@@ -189,6 +189,7 @@ class MoneroChain:
         kept.blocks, kept.heights = [*self.blocks], {**self.heights}
         kept.outputs, kept.spent = {**self.outputs}, {**self.spent}
         kept.pool, kept.branches = {}, []
+        kept.replacing = lambda: None
         return kept
 
     def _is_left_out(self) -> bool:
@@ -293,6 +294,12 @@ class MonerodModel:
         self.view, self.share = self.chain.branch(), share
         if self._chance.random() < grows:
             self.chain.branches.append(self.view)
+
+    def fall_behind(self, blocks: int) -> None:
+        """Lack the newest blocks, and get no more."""
+        self.keep(0.0, grows=0.0)
+        self.view.pop(blocks)
+        self.view.pool.clear()
 
     def follow(self) -> None:
         """Have the chain again."""
@@ -512,7 +519,8 @@ class MonerodName:
     """Several nodes behind one address: each call is answered by one of them.
 
     None that keeps a branch says by itself which block is the newest: a balancer names the highest.
-    ``is_on_chain``: none that keeps a branch says anything.
+    ``is_on_chain``: none that keeps a branch says anything. ``alone``: the only one that answers,
+    because the others are gone.
     """
 
     def __init__(
@@ -521,9 +529,12 @@ class MonerodName:
         self._nodes = nodes
         self._chance = chance
         self._is_on_chain = is_on_chain
+        self.alone: MonerodModel | None = None
 
     def one(self, asked: Any) -> MonerodModel:
         """Return the node that answers the next exchange."""
+        if self.alone is not None:
+            return self.alone
         nodes = self._nodes
         if self._is_on_chain or asked.get("method") == "get_info":
             nodes = [each for each in nodes if each.view is each.chain]
