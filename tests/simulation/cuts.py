@@ -61,6 +61,8 @@ _LATE: Final = (
 )
 # What audits say of a payment's nonce that somebody else has spent.
 _BY_HAND: Final = "unrecorded_transaction"
+# What they say of a deposit that only a replaced branch has, where the wallet's node kept that.
+_OF_A_BRANCH: Final = ("audit: deposit_not_credited of", "audit: deposit_missing of")
 _REMOVED: Final = "SELECT order_seq FROM event_log WHERE event = 'DepositRemoved'"
 _SHORT: Final = "is short of ether for gas"
 # So long (s) the daemons are gone, or a replica is paused.
@@ -341,6 +343,7 @@ class CutUniverse(OnchainUniverse):
 
     def strike_keep(self) -> None:
         """Take deposits back; one of two nodes of each chain keeps the branch that has them."""
+        self.operator.expects += _OF_A_BRANCH
         self.nodes[-1].keep(share=1.0)
         self.later(_KEPT, self.nodes[-1].follow)
         self.monerods[-1].keep(share=1.0, grows=1.0)

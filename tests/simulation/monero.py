@@ -272,8 +272,6 @@ class MonerodModel:
     def __init__(self, chain: MoneroChain, nettype: str, chance: random.Random) -> None:
         self.chain = self.view = chain
         self.share = 1.0
-        # Unix seconds of its return from a branch.
-        self.returned_at = 0
         self.relays = True
         self.stem_seconds = float(_LONGEST_STEM_SECONDS)
         self.is_away = False
@@ -304,8 +302,6 @@ class MonerodModel:
     def follow(self) -> None:
         """Have the chain again."""
         chain = self.chain
-        if self.view is not chain:
-            self.returned_at = chain.now()
         chain.branches = [each for each in chain.branches if each is not self.view]
         self.view, self.share = chain, 1.0
 

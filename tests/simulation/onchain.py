@@ -590,16 +590,6 @@ class OnchainUniverse(Universe):
             node.keep(self._outside.choice(_KEPT_SHARES))
             self.later(self._outside.choice(_KEPT_SECONDS), node.follow)
 
-    def may_have_read_a_branch(self) -> bool:
-        """Whether the XMR wallet, and audits by it, may have read a replaced branch lately.
-
-        A wallet takes what its node has for the chain, and tells no block's hash.
-        """
-        return any(
-            each.view is not each.chain or self._now() - each.returned_at < _KNOWN_SECONDS
-            for each in self.monerods
-        )
-
     def _ban(self) -> None:
         """Have the token's issuer refuse payments to somebody, from this block on.
 
