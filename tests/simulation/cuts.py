@@ -61,6 +61,8 @@ _LATE: Final = (
 )
 # What audits say of a payment's nonce that somebody else has spent.
 _BY_HAND: Final = "unrecorded_transaction"
+# What they say of a deposit that only a replaced branch has, where the wallet's node kept that.
+_OF_A_BRANCH: Final = ("audit: deposit_not_credited of", "audit: deposit_missing of")
 _REMOVED: Final = "SELECT order_seq FROM event_log WHERE event = 'DepositRemoved'"
 _SHORT: Final = "is short of ether for gas"
 # So long (s) the daemons are gone, or a replica is paused.
@@ -77,6 +79,8 @@ _TAKEN_OVER: Final = 12
 _LAG, _SHALLOW = 60, 2
 # So long (s) a node's index lacks what is in a block, at most.
 _INDEXED: Final = 10
+# Blocks of Monero that a node lacks which answers alone: an order's deposit, and its payout.
+_LATE_BY: Final = 20
 # More blocks than a scan reads again, and those that the wallet lacks of as many.
 _UNREAD, _WALLET_LAG = 8, 2
 # So long (s) after another the next one pays: it is not signed for together with that one.
@@ -118,6 +122,7 @@ class Scenario(NamedTuple):
         "prune",
         "displace",
         "fail_over",
+        "fall_behind",
     ] = "kill"
     nodes: int = 1
     tiers: Tiers = _FINAL_ONLY
@@ -163,6 +168,7 @@ SCENARIOS: Final = {
     "robbed-payout": Scenario([_USDC_IN, _XMR_IN], strike="rob"),
     "kept-branch": Scenario([_USDC_IN, _XMR_IN], nodes=2, strike="keep"),
     "kept-branch-of-xmr": Scenario([_XMR_IN], nodes=2, strike="keep"),
+    "late-node": Scenario([_USDC_IN, _XMR_IN], nodes=2, strike="fall_behind"),
     "robbed-refund": Scenario([("u2x", 60_000 * USDC), ("x2u", 400 * XMR)], strike="rob"),
     "unanswered": Scenario([_USDC_IN, _XMR_IN], strike="leave"),
     "restored-batch": Scenario([_XMR_IN] * 3, strike="copy"),
@@ -337,12 +343,18 @@ class CutUniverse(OnchainUniverse):
 
     def strike_keep(self) -> None:
         """Take deposits back; one of two nodes of each chain keeps the branch that has them."""
+        self.operator.expects += _OF_A_BRANCH
         self.nodes[-1].keep(share=1.0)
         self.later(_KEPT, self.nodes[-1].follow)
         self.monerods[-1].keep(share=1.0, grows=1.0)
         self.later(_KEPT_XMR, self.monerods[-1].follow)
         for deposit in self.planned_deposits(also_seen=True):
             self.rob(deposit)
+
+    def strike_fall_behind(self) -> None:
+        """Have a node of Monero that lacks blocks answer alone for a while."""
+        self.leave_late_node(self.monerods[-1], _LATE_BY)
+        self.later(_GONE, self.bring_nodes_back)
 
     def strike_leave(self) -> None:
         """Have no daemon answer for a while, not even what it has done."""

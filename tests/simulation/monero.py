@@ -189,6 +189,7 @@ class MoneroChain:
         kept.blocks, kept.heights = [*self.blocks], {**self.heights}
         kept.outputs, kept.spent = {**self.outputs}, {**self.spent}
         kept.pool, kept.branches = {}, []
+        kept.replacing = lambda: None
         return kept
 
     def _is_left_out(self) -> bool:
@@ -271,8 +272,6 @@ class MonerodModel:
     def __init__(self, chain: MoneroChain, nettype: str, chance: random.Random) -> None:
         self.chain = self.view = chain
         self.share = 1.0
-        # Unix seconds of its return from a branch.
-        self.returned_at = 0
         self.relays = True
         self.stem_seconds = float(_LONGEST_STEM_SECONDS)
         self.is_away = False
@@ -294,11 +293,15 @@ class MonerodModel:
         if self._chance.random() < grows:
             self.chain.branches.append(self.view)
 
+    def fall_behind(self, blocks: int) -> None:
+        """Lack the newest blocks, and get no more."""
+        self.keep(0.0, grows=0.0)
+        self.view.pop(blocks)
+        self.view.pool.clear()
+
     def follow(self) -> None:
         """Have the chain again."""
         chain = self.chain
-        if self.view is not chain:
-            self.returned_at = chain.now()
         chain.branches = [each for each in chain.branches if each is not self.view]
         self.view, self.share = chain, 1.0
 
@@ -512,7 +515,8 @@ class MonerodName:
     """Several nodes behind one address: each call is answered by one of them.
 
     None that keeps a branch says by itself which block is the newest: a balancer names the highest.
-    ``is_on_chain``: none that keeps a branch says anything.
+    ``is_on_chain``: none that keeps a branch says anything. ``alone``: the only one that answers,
+    because the others are gone.
     """
 
     def __init__(
@@ -521,9 +525,12 @@ class MonerodName:
         self._nodes = nodes
         self._chance = chance
         self._is_on_chain = is_on_chain
+        self.alone: MonerodModel | None = None
 
     def one(self, asked: Any) -> MonerodModel:
         """Return the node that answers the next exchange."""
+        if self.alone is not None:
+            return self.alone
         nodes = self._nodes
         if self._is_on_chain or asked.get("method") == "get_info":
             nodes = [each for each in nodes if each.view is each.chain]

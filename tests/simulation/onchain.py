@@ -72,6 +72,9 @@ _MOST_WAITS: Final = 30
 # one does.
 _KEPT_SECONDS: Final = (30, 90, 300)
 _KEPT_SHARES: Final = (0.2, 1.0, 4.0)
+# Blocks that a Monero node lacks which answers alone, and for how long (s) it does.
+_LATE_BLOCKS: Final = (1, 2, 5, 15)
+_LATE_SECONDS: Final = (5, 30, 90)
 # Of people in universes with faults, those who pay USDC by signing; and of these, those who send
 # nothing in addition.
 _SIGN: Final = 0.3
@@ -269,7 +272,7 @@ class OnchainUniverse(Universe):
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
         self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0, "bans": 0}
         self.counts |= {"losses": 0, "verified": 0, "rotations": 0, "restores": 0, "kept": 0}
-        self.counts |= {"failovers": 0}
+        self.counts |= {"failovers": 0, "late": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         self.operator_addresses = {
             "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
@@ -402,7 +405,7 @@ class OnchainUniverse(Universe):
         self.operator.restores = self._is_restored or self._fails_over
         self.operator.fails_over = self._fails_over
         works = (
-            self._mine_evm(), self._mine_monero(), self._trouble_daemons(),
+            self._mine_evm(), self._mine_monero(), self._trouble_daemons(), self._fall_behind(),
             self._rob(), self.operator.look(), self.operator.drill(), self.operator.withdraw(),
             self.operator.rotate_keys(), self.operator.restore(),
         )  # fmt: skip
@@ -425,10 +428,10 @@ class OnchainUniverse(Universe):
         super().calm()
         self.network.faults = NO_FAULTS
         self.network.away.clear()
+        self.bring_nodes_back()
         for each in self.monerods:
             each.is_away = each.is_syncing = False
             each.relays = True
-            each.follow()
         self.evm.left_out = self.monero.left_out = 0.0
         self.evm.forgotten = self.monero.forgotten = 0.0
         self.evm.base_fee = GWEI
@@ -587,16 +590,6 @@ class OnchainUniverse(Universe):
             node.keep(self._outside.choice(_KEPT_SHARES))
             self.later(self._outside.choice(_KEPT_SECONDS), node.follow)
 
-    def may_have_read_a_branch(self) -> bool:
-        """Whether the XMR wallet, and audits by it, may have read a replaced branch lately.
-
-        A wallet takes what its node has for the chain, and tells no block's hash.
-        """
-        return any(
-            each.view is not each.chain or self._now() - each.returned_at < _KNOWN_SECONDS
-            for each in self.monerods
-        )
-
     def _ban(self) -> None:
         """Have the token's issuer refuse payments to somebody, from this block on.
 
@@ -666,6 +659,31 @@ class OnchainUniverse(Universe):
             node.lag, node.relays = 0, True
             for each in self.monerods:
                 each.relays = True
+
+    async def _fall_behind(self) -> None:
+        """Have one of several Monero nodes lack blocks, and answer alone for a while."""
+        chance = random.Random(f"{self.seed} falls behind")
+        while len(self.monerods) > 1:
+            await asyncio.sleep(5 + 60 * chance.random())
+            if not self.is_striking or chance.random() > 20 * self.chain_faults.daemon:
+                continue
+            if any(each.view is not each.chain for each in self.monerods):
+                continue
+            self.counts["late"] += 1
+            self.leave_late_node(chance.choice(self.monerods), chance.choice(_LATE_BLOCKS))
+            await asyncio.sleep(chance.choice(_LATE_SECONDS))
+            self.bring_nodes_back()
+
+    def leave_late_node(self, node: MonerodModel, blocks: int) -> None:
+        """Have one of several Monero nodes lack so many blocks, and the others gone."""
+        node.fall_behind(blocks)
+        self.monerod.alone = node
+
+    def bring_nodes_back(self) -> None:
+        """Have all Monero nodes answer, with the whole chain."""
+        self.monerod.alone = None
+        for each in self.monerods:
+            each.follow()
 
     # --- people --------------------------------------------------------------------------------
 
@@ -776,6 +794,8 @@ class OnchainUniverse(Universe):
 
         All replicas are killed, unless payouts have been paused for a while.
         """
+        if deposit["network"] == "monero" and self.monerod.alone is not None:
+            return  # of a branch that only the service's node lacks, nobody can tell it
         branch = self._branch_without(deposit["txid"], deposit["network"])
         if branch is None or self._is_in_a_journal(deposit["order_id"]):
             return

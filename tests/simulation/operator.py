@@ -16,7 +16,7 @@ from rpcsvc.audit.records import ChainMoved
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch
-from tests.simulation.database import SimulatedDatabase
+from tests.simulation.database import LEASE_MS, SimulatedDatabase
 
 if TYPE_CHECKING:
     from tests.simulation.onchain import OnchainUniverse
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 _OF_A_REORGANISATION: Final = "audit: deposit_unmined"
 _OF_AN_AUDIT: Final = "audit: "
 _OF_A_LOSS: Final = "audit: deposit_lost of"
-_OF_A_COPY: Final = "the database is a restored copy"
+_OF_TRANSACTIONS: Final = "transactions of "
+# A journal that could not be read at the start adopts nothing before the next one.
+_OF_A_COPY: Final = ("the database is a restored copy", _OF_TRANSACTIONS)
 # Before the replica has noticed, its own looks at what the database lacks may pause it.
-_OF_A_FAIL_OVER: Final = ("audit: ", "transactions of ")
+_OF_A_FAIL_OVER: Final = (_OF_AN_AUDIT, _OF_TRANSACTIONS)
 _OWN: Final = "the operator looks into something"
 _LOOK_SECONDS: Final = 60
 _PAUSES: Final = (5, 60, 300)
+# So long (s) one replica starts after another when all were stopped.
+_APART_SECONDS: Final = 10
 # How old (s) copies are that are restored, and what a late standby has.
 _AGES: Final = (1, 10, 60)
 _LAGS: Final = (1, 3, 6)
@@ -79,6 +83,8 @@ class Operator:
             PauseSwitch(universe.folder / f"replica-{each.number}") for each in universe.replicas
         ]
         self._is_drill = False
+        # Which replica was the first to start again.
+        self._first = 0
         # Whether an older copy of the database was put in place.
         self.has_restored = False
         # Whether it does so at random times.
@@ -117,12 +123,11 @@ class Operator:
                 is_of_a_copy |= of_others.startswith(_OF_A_FAIL_OVER)
             if is_of_a_copy:
                 if await universe.audited():
-                    return  # it is still adopting what the journal has
+                    self._start_in_turn()
+                    return  # it is still adopting what the journals have
             elif of_others.startswith(_OF_A_LOSS):
                 if any(not row["is_early"] for row in self._lost()):
                     return
-            elif of_others.startswith(_OF_AN_AUDIT) and universe.may_have_read_a_branch():
-                pass  # the next audit reads the chain
             elif of_others and not of_others.startswith(self.expects):
                 universe.violated(f"payouts are paused: {reason}")
         if any(reasons) and not self._is_drill:
@@ -130,6 +135,17 @@ class Operator:
             for switch in self._switches:
                 switch.resume()
             await self._row.resume()
+
+    def _start_in_turn(self) -> None:
+        """Stop all of several replicas, and start another one first than before.
+
+        Only the one that takes the lease adopts what its journal has.
+        """
+        replicas = self._universe.replicas
+        self._first += 1
+        for place in range(len(replicas)) if len(replicas) > 1 else ():
+            replica = replicas[(self._first + place) % len(replicas)]
+            self._universe.restart(replica, LEASE_MS / 1000 + _APART_SECONDS * place)
 
     async def drill(self) -> None:
         """Pause payouts at random times; resume them at the next look."""

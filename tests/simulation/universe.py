@@ -604,13 +604,17 @@ class Universe:
         replica.kill()
         self.later(0.1 + self.chance.random() * 20, replica.start)
 
+    def restart(self, replica: Replica, seconds: float) -> None:
+        """Stop a replica and start it again after so long, unless it is down: it will start."""
+        if replica.is_running:
+            replica.kill()
+            self.later(seconds, replica.start)
+
     def restore(self, copied: sqlite3.Connection) -> None:
         """Stop the replicas, put a copy of the database in place, and start them again."""
         self.loop.note("restore")
         for replica in self.replicas:
-            if replica.is_running:
-                replica.kill()
-                self.later(LEASE_MS / 1000, replica.start)
+            self.restart(replica, LEASE_MS / 1000)
         self.server.restore(copied)
 
     def fail_over(self, copied: sqlite3.Connection) -> None:
