@@ -249,6 +249,16 @@ def test_close_without_a_txid_ends_a_settled_payout_that_is_gone(
     assert "closed already" in cli.err
 
 
+def test_close_without_proof_says_that_it_is_the_operators_word(
+    cli: Cli, settled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(monkeypatch, None)
+    unproven = ("--note", "no node of three has it", "--unproven")
+    assert cli("payouts", "close", settled, TXID, *unproven) == USAGE
+    assert cli("payouts", "close", settled, *unproven) == OK
+    assert f"{TXID} is not mined, as you say" in cli.out
+
+
 def test_close_ends_a_payout_that_never_got_into_a_block(
     cli: Cli, published: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
