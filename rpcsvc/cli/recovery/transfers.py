@@ -35,6 +35,7 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node import EvmConnection
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
+from rpcsvc.settlement.onchain.evm.records import EvmPaymentState
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
@@ -284,7 +285,9 @@ class _Closing:
         if network == MONERO:
             return await self._end_monero(name)
         payment = await EvmPaymentLedger(self.database).payment(name)
-        if payment is None or opened.transfer.state is not TransferState.SETTLED:
+        # Its record may say so before the order's: then it does not fail by itself either.
+        is_settled = payment is not None and payment.state is EvmPaymentState.SETTLED
+        if payment is None or not (is_settled or opened.transfer.state is TransferState.SETTLED):
             raise NotAdopted(
                 f"{name} is {opened.transfer.state.value}: the service publishes it again, and it"
                 " fails by itself if something else has spent its nonce."
