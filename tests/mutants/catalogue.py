@@ -416,6 +416,15 @@ MUTANTS: Final = (
         behind="only somebody else with the wallet's keys spends its inputs otherwise",
     ),
     Mutant(
+        "xmr-absence-ends-a-payment",
+        "an XMR payout that a late node and a restored wallet lack is called unminable, and is paid"
+        " once more by hand",
+        "        if not self._is_by_word:\n",
+        "        if False:\n",
+        behind="nobody pays by hand in the simulation; tests/unit/test_onchain_monero_gone.py has "
+        "it",
+    ),
+    Mutant(
         "xmr-signed-anew",
         "an absent XMR payout is signed again in place of published again",
         "        answer = await self._connection.node.submit(payment.raw)",

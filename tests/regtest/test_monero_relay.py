@@ -1,6 +1,6 @@
-"""A payout that its node accepted and never relayed, on two real nodes that are peers.
+"""Payouts that the service's node has and its peer lacks, or that node lacks and its peer has.
 
-The other node mines: an unrelayed transaction stays unmined, as on the real network.
+Both are real nodes. The peer mines: an unrelayed transaction stays unmined, as on the real network.
 """
 
 from __future__ import annotations
@@ -14,9 +14,19 @@ import pytest_asyncio
 
 from rpcsvc.health import Health, Severity, texts_of
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, PoolTransaction
+from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
+from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from tests.e2e.processes import until
-from tests.regtest.daemons import COINBASE_LOCK, Monerod, WalletRpc, generate_blocks, new_wallet
+from tests.regtest.daemons import (
+    COINBASE_LOCK,
+    Monerod,
+    WalletRpc,
+    generate_blocks,
+    new_wallet,
+    pop_blocks,
+)
 from tests.regtest.payees import pay
 from tests.regtest.treasury import OPTIONS, Treasury, treasury
 
@@ -34,6 +44,7 @@ class Pair:
     """The service's node with its wallet, and the peer that mines."""
 
     daemon: Monerod
+    miner: Monerod
     own: Treasury
     node: MonerodClient
     peer: MonerodClient
@@ -42,9 +53,9 @@ class Pair:
         """Mine on the peer; the service's node follows."""
         address = await self.own.wallet.primary_address()
         await generate_blocks(self.peer, blocks, address)
-        await until(self._is_level)
+        await until(self.is_level)
 
-    async def _is_level(self) -> bool:
+    async def is_level(self) -> bool:
         return (await self.node.info()).top_hash == (await self.peer.info()).top_hash
 
     async def waiting(self, txid: str | None) -> PoolTransaction | None:
@@ -57,7 +68,7 @@ class Pair:
     async def restart(self) -> None:
         """Start the service's node again after it was killed."""
         await asyncio.to_thread(self.daemon.start)
-        await until(self._is_level)
+        await until(self.is_level)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -74,7 +85,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
             MonerodClient(miner.endpoint) as peer,
             treasury(wallets, home) as own,
         ):
-            made = Pair(daemon, own, node, peer)
+            made = Pair(daemon, miner, own, node, peer)
             await made.mine(COINBASE_LOCK + 20)
             await own.adapter.maintain()
             yield made
@@ -141,3 +152,34 @@ async def test_what_the_peers_have_lost_is_relayed_after_some_blocks(pair: Pair)
     assert (await pair.own.adapter.payments.look_up(transfer)).outcome is Outcome.SETTLED
     await pair.own.adapter.maintain()
     assert texts_of(await pair.own.adapter.conditions(), Severity.NOTE) == []
+
+
+async def test_payout_that_a_late_node_lacks_is_not_ended(pair: Pair) -> None:
+    """Nor does the wallet, which was restored from its words, have the inputs: node and wallet are
+    at a block before them. The peer has the payout in a block.
+    """
+    own, transfer = pair.own, await pair.own.prepared(pair.own.transfer(PAYEE))
+    assert (await pay(own, transfer)).outcome is Outcome.PENDING
+    await until(pair.is_with_the_peer)
+    await pair.mine(OPTIONS.settled_after)
+    assert (await own.adapter.payments.look_up(transfer)).outcome is Outcome.SETTLED
+    payment = await own.ledger.payment(transfer.transfer_id)
+    assert payment is not None
+    await asyncio.to_thread(pair.miner.kill)
+    await pop_blocks(pair.node, (await pair.node.info()).height - 1)
+    await pair.node.flush_pool()
+    seed = await own.wallet.seed()
+    await own.wallet.close()
+    await own.wallet.restore("again", "", seed, 0)
+    connection = MoneroConnection(pair.node, own.adapter_wallet, own.ledger, own.options)
+
+    async def annotate(_txid: str) -> None:
+        raise AssertionError("nothing is signed")
+
+    closing = MoneroPayoutEnd(connection, own.ledger, own.clock, own.options, annotate)
+    with pytest.raises(NotAdopted, match="proves nothing"):
+        await closing.end(payment)
+    await asyncio.to_thread(pair.miner.start)
+    await until(pair.is_level)
+    with pytest.raises(NotAdopted, match="is in block"):
+        await closing.end(payment)

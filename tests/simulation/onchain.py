@@ -24,7 +24,7 @@ from rpcsvc.audit.auditor import open_auditor
 from rpcsvc.audit.books import read_books_of
 from rpcsvc.domain import usdc
 from rpcsvc.orders.scheduler import worker
-from rpcsvc.settings import load_settings
+from rpcsvc.settings import Settings, load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, EvmSigner, HdKeys
 from rpcsvc.settlement.onchain.journal import files
@@ -150,6 +150,10 @@ _WRONG: Final = {
 }
 # Of so many payments as these, the others are right.
 _PAYMENTS: Final = 8
+_CLOSED: Final = (
+    "SELECT kind, units FROM transfers WHERE order_id = ?"
+    " AND transfer_id IN (SELECT transfer_id FROM closed_by_hand)"
+)
 _COUNTED: Final = "SELECT d.network, d.txid, d.units FROM deposits d WHERE d.state = 'confirmed'"
 _DEPOSIT: Final = (
     "SELECT d.units, o.deposit_address FROM deposits d JOIN orders o USING (order_id)"
@@ -272,7 +276,7 @@ class OnchainUniverse(Universe):
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
         self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0, "bans": 0}
         self.counts |= {"losses": 0, "verified": 0, "rotations": 0, "restores": 0, "kept": 0}
-        self.counts |= {"failovers": 0, "late": 0}
+        self.counts |= {"failovers": 0, "late": 0, "closed": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         self.operator_addresses = {
             "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
@@ -850,13 +854,22 @@ class OnchainUniverse(Universe):
     # --- the end -------------------------------------------------------------------------------
 
     async def settled(self) -> None:
-        """Wait until no deposit is to be confirmed and no transfer is under way."""
-        for _ in range(_MOST_WAITS):
-            await asyncio.sleep(40)
-            if not any(self.server.connection.execute(_UNDER_WAY).fetchone()):
-                return
-        for row in self.server.connection.execute(_LATE, (self.now_ms() - _MOST_WAITS * 40_000,)):
-            self.violated(f"{row['transfer_id']} is {row['state']} and goes on no more")
+        """Wait until no deposit is to be confirmed and no transfer is under way.
+
+        What goes on no more the operator closes, where health names the command.
+        """
+        while True:
+            for _ in range(_MOST_WAITS):
+                await asyncio.sleep(40)
+                if not any(self.server.connection.execute(_UNDER_WAY).fetchone()):
+                    return
+            since = self.now_ms() - _MOST_WAITS * 40_000
+            late = self.server.connection.execute(_LATE, (since,)).fetchall()
+            if await self.operator.close({row["transfer_id"] for row in late}):
+                continue
+            for row in late:
+                self.violated(f"{row['transfer_id']} is {row['state']} and goes on no more")
+            return
 
     async def differences(self) -> list[str]:
         """Faults of each order by the models, strange payments, and the auditor's findings."""
@@ -878,9 +891,15 @@ class OnchainUniverse(Universe):
         return [*found, *await self.audited()]
 
     def _flows(self, order: Order) -> tuple[list[int], list[int], list[int]]:
-        """The units that came for an order, that were paid, and that were refunded."""
+        """The units that came for an order, that were paid, and that were refunded.
+
+        What the operator has closed is owed: it counts as paid, and twice if it is on the chain.
+        """
         refunds = [units for at in self._refunded_to(order) for units in self.received(at)]
-        return self.received(order.deposit_address), self.received(order.to), refunds
+        paid = self.received(order.to)
+        for row in self.server.connection.execute(_CLOSED, (order.order_id,)):
+            (paid if row["kind"] == "payout" else refunds).append(int(row["units"]))
+        return self.received(order.deposit_address), paid, refunds
 
     def _loss(self, order: Order) -> int:
         """USDC units that went out for an order in excess of what came; below 0: that remained."""
@@ -973,10 +992,14 @@ class OnchainUniverse(Universe):
                     if paid.address not in known and not self.wallet.owns(paid.address):
                         yield f"{paid.amount} piconero went from the wallet to {paid.address}"
 
+    def operator_settings(self) -> Settings:
+        """The settings of a command that the operator runs."""
+        flags = {"data_dir": str(self.folder), **self.settings}
+        return load_settings(config_file=None, environ={}, flags=flags).settings
+
     async def audited(self) -> list[str]:
         """The differences that the product's auditor finds."""
-        flags = {"data_dir": str(self.folder), **self.settings}
-        settings = load_settings(config_file=None, environ={}, flags=flags).settings
+        settings = self.operator_settings()
         chains = read_chains(settings.chains_file)
         database = SimulatedDatabase(self.server, self._outside, 0.0)
         try:

@@ -31,6 +31,8 @@ def test_two_seeds_give_two_traces() -> None:
         (27, "kills robberies cheats losses verified rotations withdrawals kept"),
         # The operator restores a copy, withdraws and rotates keys, and people verify and sign.
         (5, "kills drills restores reorganisations rotations withdrawals signed"),
+        # The operator closes a payout that a deep branch took, and that its payee's ban keeps away.
+        (54, "kills bans cheats closed"),
         # The database fails over below the replicas, and payees are banned.
         (55, "kills failovers bans cheats signed reorganisations withdrawals"),
     ],

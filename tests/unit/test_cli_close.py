@@ -7,6 +7,7 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from nacl.bindings import crypto_sign_open
 
 from rpcsvc.audit.books import read_books
+from rpcsvc.cli.recovery import transfers
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order
@@ -24,6 +26,7 @@ from rpcsvc.domain.withdrawals import Withdrawal, stepped
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.evm.records import EvmPayment, EvmPaymentState
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
@@ -41,7 +44,14 @@ from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.verify import unb64url
 from tests.operator_cli import Cli
-from tests.unit.journaled import WALLET, JournaledBooks, opened, put_back, xmr_payment
+from tests.unit.journaled import (
+    WALLET,
+    JournaledBooks,
+    evm_payment,
+    opened,
+    put_back,
+    xmr_payment,
+)
 from tests.unit.orders import NOW, key, terms
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -215,6 +225,15 @@ def signed(order: Order, tmp_path: Path, state: monero.MoneroPaymentState) -> st
     return transfer.transfer_id
 
 
+class Client:
+    """A daemon's client that is asked nothing."""
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
 def ends(monkeypatch: pytest.MonkeyPatch, with_what: str | Exception | None) -> None:
     """Script the result of the check on the payment."""
 
@@ -222,12 +241,6 @@ def ends(monkeypatch: pytest.MonkeyPatch, with_what: str | Exception | None) -> 
         if isinstance(with_what, Exception):
             raise with_what
         return with_what
-
-    class Client:
-        async def __aenter__(self) -> Client:
-            return self
-
-        async def __aexit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr(MoneroPayoutEnd, "end", end)
     monkeypatch.setattr(wiring, "monero_clients", lambda _s: (Client(), Client()))
@@ -249,6 +262,16 @@ def test_close_without_a_txid_ends_a_settled_payout_that_is_gone(
     assert "closed already" in cli.err
 
 
+def test_close_without_proof_says_that_it_is_the_operators_word(
+    cli: Cli, settled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(monkeypatch, None)
+    unproven = ("--note", "no node of three has it", "--unproven")
+    assert cli("payouts", "close", settled, TXID, *unproven) == USAGE
+    assert cli("payouts", "close", settled, *unproven) == OK
+    assert f"{TXID} is not mined, as you say" in cli.out
+
+
 def test_close_ends_a_payout_that_never_got_into_a_block(
     cli: Cli, published: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +281,46 @@ def test_close_ends_a_payout_that_never_got_into_a_block(
     assert (shown.state, shown.order_status) == ("settled", "completed")
     assert read_books(cli.data_dir).payments[0].state == "failed"
     assert check_database(cli.data_dir) == []
+
+
+@pytest.mark.parametrize("state", [EvmPaymentState.PUBLISHED, EvmPaymentState.SETTLED])
+def test_close_ends_a_usdc_payout_that_its_record_calls_settled(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: EvmPaymentState
+) -> None:
+    """The order was not told before a reorganisation took it, and it fails no more by itself."""
+
+    async def pay() -> str:
+        async with opened(tmp_path) as books:
+            order = await books.funded(await books.ordered(Direction.XMR_TO_USDC))
+            (transfer,) = order.transfers
+            name = transfer.transfer_id
+            payment = evm_payment(name, transfer.units, transfer.address, 0)
+            await books.evm.add_payment(payment)
+            for event in (
+                ev.TransferPrepared(name, payment.latest.txid, "02"),
+                ev.TransferPublished(name),
+                ev.TransferUnknown(name, "the token refused it"),
+            ):
+                await books.processor.apply(order.order_id, event)
+            await books.evm.put_payment(replace(payment, state=state))
+            return name
+
+    async def require_unminable(_connection: object, payment: EvmPayment) -> None:
+        assert payment.payment_id == name
+
+    class Node:
+        client, network = Client(), SimpleNamespace(name="arbitrum")
+
+    name = asyncio.run(pay())
+    monkeypatch.setattr(transfers, "EvmConnection", lambda *_: None)
+    monkeypatch.setattr(transfers, "require_unminable", require_unminable)
+    monkeypatch.setattr(wiring, "served_chains", lambda *_: ())
+    monkeypatch.setattr(wiring, "evm_nodes", lambda *_: [Node()])
+    is_settled = state is EvmPaymentState.SETTLED
+    said = cli("payouts", "close", name, "--note", "I pay it from the cold wallet")
+    assert said == (OK if is_settled else FAILED), cli.err
+    assert booked(cli, name).state == ("settled" if is_settled else "unknown")
+    assert ("it fails by itself" in cli.err) is not is_settled
 
 
 async def another(books: JournaledBooks) -> Order:

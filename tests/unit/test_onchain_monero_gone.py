@@ -18,7 +18,12 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MoneroSubmission, NodeInfo, Spent
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd, MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState
-from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
+from rpcsvc.settlement.onchain.monero.wallet_types import (
+    Output,
+    OutputFilter,
+    PreparedPayment,
+    SubaddressIndex,
+)
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.sandbox import ManualClock
@@ -40,11 +45,18 @@ class RefusingNode(ReorgNode):
 
 @dataclass
 class OwnWallet(ReorgWallet):
-    """``does``: its calls, in order."""
+    """``does``: its calls, in order; ``has_spent``: key images of outputs that it has as spent."""
 
+    has_spent: tuple[str, ...] = ()
     does: list[str] = field(default_factory=list)
     is_locked: bool = False
     on_refresh: Callable[[], None] = lambda: None
+
+    async def outputs(self, which: OutputFilter = OutputFilter.AVAILABLE) -> list[Output]:
+        if which is OutputFilter.AVAILABLE:
+            return await super().outputs()
+        index = SubaddressIndex(0, 0)
+        return [Output("tx", 1, index, 1, item, 9, True, True, False) for item in self.has_spent]
 
     async def refresh(self) -> None:
         self.on_refresh()
@@ -83,9 +95,13 @@ class Ending:
     node: RefusingNode
     wallet: OwnWallet
     gone: MoneroPayoutEnd
+    by_word: MoneroPayoutEnd
 
     async def end(self) -> str | None:
         return await self.gone.end(await self.rig.known("tr_1"))
+
+    async def end_by_word(self) -> str | None:
+        return await self.by_word.end(await self.rig.known("tr_1"))
 
     async def refused(self, why: str) -> None:
         with pytest.raises(NotAdopted, match=why):
@@ -104,9 +120,12 @@ async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     async def annotate(txid: str) -> None:
         wallet.does.append(f"explain {txid}")
 
-    gone = MoneroPayoutEnd(connection, ledger, ManualClock(), OPTIONS, annotate)
+    gone, by_word = (
+        MoneroPayoutEnd(connection, ledger, ManualClock(), OPTIONS, annotate, is_by_word=is_by_word)
+        for is_by_word in (False, True)
+    )
     await rig.put("tr_1", MoneroPaymentState.SETTLED, None)
-    yield Ending(rig, node, wallet, gone)
+    yield Ending(rig, node, wallet, gone, by_word)
     await database.close()
 
 
@@ -129,9 +148,27 @@ async def test_end_waits_for_inputs_that_are_locked(ending: Ending) -> None:
     await ending.refused("locked for ten blocks")
 
 
-async def test_end_needs_no_rival_once_the_inputs_are_gone(ending: Ending) -> None:
-    assert await ending.end() is None
+async def test_end_takes_no_absence_of_inputs_for_a_proof(ending: Ending) -> None:
+    """Node and wallet may be late, and the payout mined: a node that has its block says so."""
+    await ending.refused(f"proves nothing: tx tr_1 may be mined.*{IMAGE}.*--unproven")
+    ending.node.known["tx tr_1"] = 100
+    await ending.refused("is in block 100")
+
+
+async def test_end_without_inputs_takes_the_operators_word(ending: Ending) -> None:
+    assert await ending.end_by_word() is None
     assert ending.wallet.does == []
+
+
+async def test_end_by_word_refuses_what_the_wallet_has_as_spent(ending: Ending) -> None:
+    ending.wallet.has_spent = (IMAGE,)
+    with pytest.raises(NotAdopted, match="one of them is late"):
+        await ending.end_by_word()
+
+
+async def test_end_by_word_spends_inputs_that_the_wallet_has(ending: Ending) -> None:
+    ending.wallet.images = (IMAGE,)
+    assert await ending.end_by_word() == "rival"
 
 
 async def test_end_closes_nothing_that_a_block_may_just_have_mined(ending: Ending) -> None:

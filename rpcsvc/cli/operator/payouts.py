@@ -66,6 +66,11 @@ def add_commands(commands: Any) -> None:
         required=True,
         help="your evidence; stored, signed by the service's key",
     )
+    closing.add_argument(
+        "--unproven",
+        action="store_true",
+        help="nothing proves it, and you have asked other nodes: no node has the XMR payout",
+    )
     adopting.add_argument(
         "--tx-key",
         action=TextOption,

@@ -35,6 +35,7 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node import EvmConnection
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
+from rpcsvc.settlement.onchain.evm.records import EvmPaymentState
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
@@ -50,6 +51,7 @@ from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations, Noted
 
 _UNPAID: Final = (TransferState.FAILED, TransferState.CANCELLED)
+_ENDED: Final = "can't be mined any more"
 _ADD: Final = (
     "INSERT INTO closed_by_hand (transfer_id, txid, note, at, kid, signature)"
     " VALUES (:transfer_id, :txid, :note, :at, :kid, :signature) ON CONFLICT DO NOTHING"
@@ -202,7 +204,8 @@ def close(context: Context) -> int:
         raise UsageError("--note must give your evidence, or what you are going to do.")
 
     async def work(database: Tables) -> str:
-        return await _Closing(settings, database, note).run(options.transfer, options.txid)
+        closing = _Closing(settings, database, note, is_unproven=options.unproven)
+        return await closing.run(options.transfer, options.txid)
 
     try:
         said = with_database(settings, work)
@@ -215,17 +218,24 @@ def close(context: Context) -> int:
 
 @dataclass(slots=True)
 class _Closing:
-    """One closing over an open database that has no other writer. All methods raise NotAdopted."""
+    """One closing over an open database that has no other writer. All methods raise NotAdopted.
+
+    ``is_unproven``: the operator says that an XMR payment whose inputs the wallet lacks is not
+    mined.
+    """
 
     settings: Settings
     database: Tables
     note: str
+    is_unproven: bool = False
 
     async def run(self, transfer_id: str, txid: str | None) -> str:
         """Close the transfer; returns the text for the operator."""
         opened = await find_transfer(self.database, transfer_id)
         transfer = opened.transfer
         name = transfer.transfer_id
+        if self.is_unproven and (txid is not None or transfer.network != MONERO):
+            raise UsageError("--unproven is for a signed XMR payout, without TXID.")
         if transfer.state is TransferState.PLANNED:
             if txid is None:
                 raise NotAdopted(
@@ -259,8 +269,9 @@ class _Closing:
             await self._settle(each, transfer.txid or "")
         return "\n".join([
             *(_line(each) for each in closed),
-            f"{transfer.txid} can't be mined any more. The service does not pay this again: it is"
-            " yours to pay. If you do so from the service's own wallets: rpcsvc treasury explain",
+            f"{transfer.txid} {'is not mined, as you say' if self.is_unproven else _ENDED}. The"
+            " service does not pay this again: it is yours to pay. If you do so from the service's"
+            " own wallets: rpcsvc treasury explain",
         ])  # fmt: skip
 
     # --- signed payments -----------------------------------------------------------------------
@@ -274,7 +285,9 @@ class _Closing:
         if network == MONERO:
             return await self._end_monero(name)
         payment = await EvmPaymentLedger(self.database).payment(name)
-        if payment is None or opened.transfer.state is not TransferState.SETTLED:
+        # Its record may say so before the order's: then it does not fail by itself either.
+        is_settled = payment is not None and payment.state is EvmPaymentState.SETTLED
+        if payment is None or not (is_settled or opened.transfer.state is TransferState.SETTLED):
             raise NotAdopted(
                 f"{name} is {opened.transfer.state.value}: the service publishes it again, and it"
                 " fails by itself if something else has spent its nonce."
@@ -316,7 +329,10 @@ class _Closing:
             await OperatorBooks(self.database).annotate(MONERO, txid, text, clock.now_ms())
 
         async with node, wallet:
-            rival = await MoneroPayoutEnd(connection, ledger, clock, options, annotate).end(payment)
+            end = MoneroPayoutEnd(
+                connection, ledger, clock, options, annotate, is_by_word=self.is_unproven
+            )
+            rival = await end.end(payment)
         if rival is None:
             await _abandon(ledger, payment)
         return rival

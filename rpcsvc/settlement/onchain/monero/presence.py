@@ -37,7 +37,7 @@ from rpcsvc.settlement.onchain.monero.records import (
     MoneroPurpose,
 )
 from rpcsvc.settlement.onchain.monero.wallet import list_unspent
-from rpcsvc.settlement.onchain.monero.wallet_types import WalletTransferKind
+from rpcsvc.settlement.onchain.monero.wallet_types import OutputFilter, WalletTransferKind
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 
 log = structlog.get_logger(__name__)
@@ -219,6 +219,7 @@ class MoneroPayoutEnd:
     """Looks at one wallet and its node, both open. Everything raises RpcFailure, ChainUnusable.
 
     ``annotate`` records, before it is published, a transaction of the wallet to itself.
+    ``is_by_word``: the operator has asked other nodes, and says that a payment is on none of them.
     """
 
     def __init__(
@@ -228,11 +229,14 @@ class MoneroPayoutEnd:
         clock: Clock,
         options: MoneroOptions,
         annotate: Callable[[str], Awaitable[None]],
+        *,
+        is_by_word: bool = False,
     ) -> None:
         self._connection = connection
         self._ledger = ledger
         self._options = options
         self._annotate = annotate
+        self._is_by_word = is_by_word
         self._spent = SpentInputs(connection, clock)
 
     async def end(self, payment: MoneroPayment) -> str | None:
@@ -275,7 +279,9 @@ class MoneroPayoutEnd:
         return None if is_over else found.txid
 
     async def _spend(self, payment: MoneroPayment, info: NodeInfo) -> str | None:
-        """Have the wallet spend its first input; None when the chain has none of them."""
+        """Have the wallet spend its first input; None when the operator says that the chain has
+        none of them.
+        """
         await self._connection.check_wallet()
         await self._connection.wallet.refresh()
         # The wallet may count them as spent by the payment still.
@@ -284,6 +290,7 @@ class MoneroPayoutEnd:
         inputs = [item for item in listed if item.key_image in payment.key_images]
         if not inputs:
             await self._require_no_other(payment, info, is_complete=is_complete)
+            await self._require_word(payment)
             return None
         for item in inputs:
             if item.frozen:
@@ -322,6 +329,26 @@ class MoneroPayoutEnd:
                     f"{other.payment_id} is not mined either, and may bring its inputs back: end"
                     " that one first."
                 )
+
+    async def _require_word(self, payment: MoneroPayment) -> None:
+        """Require that the wallet has no input of it, spent or not, and the operator's word.
+
+        Absence proves nothing: the node may be late, the wallet restored and behind, and the
+        payment mined. Raises NotAdopted.
+        """
+        spent = await self._connection.wallet.outputs(OutputFilter.UNAVAILABLE)
+        if any(item.key_image in payment.key_images for item in spent):
+            raise NotAdopted(
+                "the wallet has an input of it as spent, and the node does not: one of them is"
+                " late. Ask another node (onchain.monerod_url)."
+            )
+        if not self._is_by_word:
+            raise NotAdopted(
+                f"the wallet has none of its inputs, which proves nothing: {payment.txid} may be"
+                " mined, and node and wallet late. Ask nodes of others for it and for its inputs:"
+                f" {', '.join(payment.key_images)}. Only if all of them are up to date and none"
+                " has it or has an input spent: the same with --unproven."
+            )
 
 
 class MoneroReorgRecovery:
