@@ -217,6 +217,7 @@ def _key(address: str) -> str:
 def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> AuditReport:
     """Return all differences between the books and the chains that were asked."""
     work = _Work(books)
+    work.index_orders()
     if monero is not None:
         work.take_monero(monero)
     for facts in evm:
@@ -234,9 +235,16 @@ def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> 
 
 
 class _Work(Struct):
-    """The state of one running audit."""
+    """The state of one running audit.
+
+    ``addresses`` counts the orders of each deposit address, in lower case. ``transfers``: the ids
+    of all transfers and withdrawals. ``networks``: all that orders are on.
+    """
 
     books: Books
+    addresses: Counter[str] = field(default_factory=Counter)
+    transfers: set[str] = field(default_factory=set)
+    networks: set[str] = field(default_factory=set)
     differences: list[Difference] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -244,6 +252,14 @@ class _Work(Struct):
     chains: dict[str, ChainDeposits] = field(default_factory=dict)
     seen: dict[str, Sighting] = field(default_factory=dict)
     tops: dict[str, int] = field(default_factory=dict)
+
+    def index_orders(self) -> None:
+        """Read the orders for what is looked up among all of them."""
+        for order in self.books.orders:
+            self.addresses[order.deposit_address.lower()] += 1
+            self.transfers.update(item.transfer_id for item in order.transfers)
+            self.networks |= {order.deposit_network, order.payout_network}
+        self.transfers.update(item.transfer_id for item in self.books.withdrawals)
 
     def take_monero(self, facts: MoneroFacts) -> None:
         watched = self.books.watched.get(MONERO)
@@ -311,12 +327,13 @@ class _Work(Struct):
         self, network: str, arrivals: Iterable[Arrival], wallet: str | None, since: int
     ) -> Iterator[str]:
         """Money at deposit addresses that no order has: of orders that the database has lost."""
-        known = {order.deposit_address.lower() for order in self.books.orders}
-        known.add((wallet or "").lower())
+        own = (wallet or "").lower()
         reported, unit = self.books.annotations_on(network), "XMR" if network == MONERO else "USDC"
         for item in arrivals:
             is_old = item.block is not None and item.block < since
-            if item.address.lower() not in known and item.txid not in reported and not is_old:
+            address = item.address.lower()
+            is_known = address == own or address in self.addresses
+            if not is_known and item.txid not in reported and not is_old:
                 to = item.address
                 to = evm_checksum(to) if to.startswith("0x") else to
                 yield (
@@ -332,17 +349,14 @@ class _Work(Struct):
                 self.notes.append(f"{item.txid} is explained, and {item.network} does not show it")
 
     def _shared_addresses(self) -> Iterator[Difference]:
-        used = Counter(order.deposit_address.lower() for order in self.books.orders)
-        for address, count in used.items():
+        for address, count in self.addresses.items():
             if count > 1:
                 yield Difference("deposit_address", address, "1 order", f"{count} orders")
 
     def _orphans(self, payments: dict[str, PaymentEntry]) -> Iterator[Difference]:
         """A payment for an order's transfer that no order has, or for no known withdrawal."""
-        known = {t.transfer_id for order in self.books.orders for t in order.transfers}
-        known.update(item.transfer_id for item in self.books.withdrawals)
         for payment in payments.values():
-            if not payment.is_transfer or payment.payment_id in known:
+            if not payment.is_transfer or payment.payment_id in self.transfers:
                 continue
             if not self.books.from_journal.isdisjoint(payment.txids):
                 lost = (
@@ -362,12 +376,7 @@ class _Work(Struct):
                 )
 
     def _note_unasked(self, looked_at: frozenset[str]) -> None:
-        used = {
-            network
-            for order in self.books.orders
-            for network in (order.deposit_network, order.payout_network)
-        }
-        for network in sorted(used - looked_at):
+        for network in sorted(self.networks - looked_at):
             self.notes.append(
                 f"{network} has orders, and was not compared: no node is configured for it, or the"
                 " service has not scanned it yet"

@@ -129,7 +129,7 @@ def _forgotten(found: Sequence[TransferEntry], txid: str, units: int, adopt: str
 def _less_alike(books: Books, network: str, paid: Paid) -> Iterator[str]:
     addresses = [address for address, _ in paid]
     for order, transfer in _transfers(books, network):
-        if transfer.state in _ABANDONED and _is_in(transfer, paid) and not _is_over(order):
+        if transfer.state in _ABANDONED and _is_in(transfer, paid) and not order.is_over:
             yield (
                 f"looks like the payment of transfer {transfer.transfer_id}, which was abandoned"
                 " since: do not resume payouts before its order's refund is settled by hand"
@@ -140,10 +140,10 @@ def _less_alike(books: Books, network: str, paid: Paid) -> Iterator[str]:
                 f"pays the address of transfer {transfer.transfer_id} of {order.order_id}, not"
                 f" its {transfer.units} units: do not resume payouts before this is settled by hand"
             )
-    for order in books.orders:
+    for order in books.unsettled:
         no_payout = all(item.kind is not TransferKind.PAYOUT for item in order.transfers)
         is_here = order.payout_network == network and _is_one_of(order.to_address, addresses)
-        if no_payout and is_here and not _is_over(order):
+        if no_payout and is_here and not order.is_over:
             yield (
                 f"pays the address of {order.order_id}, which has no payout yet: with payouts"
                 " paused, let the service find its deposit, then audit again"
@@ -151,7 +151,7 @@ def _less_alike(books: Books, network: str, paid: Paid) -> Iterator[str]:
 
 
 def _transfers(books: Books, network: str) -> Iterator[tuple[OrderEntry, TransferEntry]]:
-    for order in books.orders:
+    for order in books.unsettled:
         for transfer in order.transfers:
             if transfer.network == network:
                 yield order, transfer
@@ -166,7 +166,3 @@ def _is_in(transfer: TransferEntry, paid: Paid) -> bool:
 
 def _is_one_of(address: str, addresses: Sequence[str]) -> bool:
     return any(same_address(address, each) for each in addresses)
-
-
-def _is_over(order: OrderEntry) -> bool:
-    return order.status in ("completed", "refunded")

@@ -6,10 +6,12 @@ Units are atomic (piconero, USDC units), blocks are heights.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
 from msgspec import Struct, field
 
+from rpcsvc.audit.packed import Packed
 from rpcsvc.domain.order import DepositState, TransferKind, TransferState
 from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.redacted import Redacted
@@ -95,6 +97,11 @@ class OrderEntry(Struct, frozen=True):
     transfers: tuple[TransferEntry, ...] = ()
     fills: tuple[FillEntry, ...] = ()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it was paid out or refunded."""
+        return self.status in ("completed", "refunded")
+
     def transfer(self, transfer_id: str | None) -> TransferEntry | None:
         """Return one of the order's transfers by its id."""
         return next((t for t in self.transfers if t.transfer_id == transfer_id), None)
@@ -179,7 +186,7 @@ class Watched(Struct, frozen=True):
     hash: str
 
 
-class Books(Struct, frozen=True):
+class Books(Struct, frozen=True, dict=True):
     """The database at one moment.
 
     ``evm_addresses``: all addresses that deposits may come to. ``from_journal``: transactions that
@@ -187,7 +194,7 @@ class Books(Struct, frozen=True):
     operator's word alone. ``withdrawals``: the operator's own transfers, without an order.
     """
 
-    orders: tuple[OrderEntry, ...] = ()
+    orders: Packed[OrderEntry] | tuple[OrderEntry, ...] = ()
     payments: tuple[PaymentEntry, ...] = ()
     sweeps: tuple[SweepEntry, ...] = ()
     watched: Mapping[str, Watched] = field(default_factory=dict)
@@ -199,6 +206,22 @@ class Books(Struct, frozen=True):
     from_journal: frozenset[str] = frozenset()
     closed: frozenset[str] = frozenset()
     withdrawals: tuple[TransferEntry, ...] = ()
+
+    @cached_property
+    def unsettled(self) -> tuple[OrderEntry, ...]:
+        """The orders that an unrecorded transaction may belong to: those that are not over, and
+        those with a transfer that is not final or has no payment on record.
+        """
+        paid = {(item.network, item.payment_id) for item in self.payments}
+        return tuple(
+            order
+            for order in self.orders
+            if not order.is_over
+            or any(
+                not item.state.is_final or (item.network, item.transfer_id) not in paid
+                for item in order.transfers
+            )
+        )
 
     def payments_on(self, network: str) -> list[PaymentEntry]:
         """The payments of one network."""

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from rpcsvc.audit.packed import Packed
 from rpcsvc.audit.records import (
     MONERO,
     Annotation,
@@ -75,7 +76,7 @@ class World:
 
     def books(self) -> Books:
         return Books(
-            orders=tuple(self.orders),
+            orders=Packed(self.orders, OrderEntry),
             payments=tuple(self.payments),
             sweeps=tuple(self.sweeps),
             withdrawals=tuple(self.withdrawals),

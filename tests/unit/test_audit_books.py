@@ -50,7 +50,6 @@ class Meanwhile:
 
     def __init__(self, reader: sqlite3.Connection, service: sqlite3.Connection) -> None:
         self._reader = reader
-        self._reader.row_factory = sqlite3.Row
         self._service = service
         self.commits = 0
 

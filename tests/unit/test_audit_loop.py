@@ -334,7 +334,7 @@ async def test_audit_ends_on_a_chain_that_never_rests(tmp_path: Path) -> None:
 def test_books_of_another_schema_are_not_read(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)) as database:
         migrate(database)
-        assert read_books(tmp_path).orders == ()
+        assert list(read_books(tmp_path).orders) == []
         database.execute("PRAGMA user_version = 99")
     with pytest.raises(BooksUnreadable, match="version 99"):
         read_books(tmp_path)

@@ -125,4 +125,4 @@ async def test_books_are_read_at_the_newest_block_of_each_network(database: Tabl
     books = await read_books_of(database)
     newest = Watched(9, 11, f"0x{11:064x}")
     assert books.watched == {"arbitrum": newest, "base": newest}
-    assert books.orders == ()
+    assert list(books.orders) == []
