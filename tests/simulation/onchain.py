@@ -22,6 +22,7 @@ from typing_extensions import override
 from rpcsvc import verify
 from rpcsvc.audit.auditor import open_auditor
 from rpcsvc.audit.books import read_books_of
+from rpcsvc.audit.records import Difference
 from rpcsvc.domain import usdc
 from rpcsvc.orders.scheduler import worker
 from rpcsvc.settings import Settings, load_settings
@@ -30,7 +31,7 @@ from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, EvmSigner, HdKe
 from rpcsvc.settlement.onchain.journal import files
 from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
-from tests.simulation.evm import GWEI, Block, EvmChain, Holding
+from tests.simulation.evm import GWEI, Block, EvmChain, Holding, Mined
 from tests.simulation.evm_node import EvmName, EvmNode
 from tests.simulation.keyrings import KeyRings
 from tests.simulation.monero import MoneroChain, MonerodModel, MonerodName, Paid
@@ -997,7 +998,20 @@ class OnchainUniverse(Universe):
         flags = {"data_dir": str(self.folder), **self.settings}
         return load_settings(config_file=None, environ={}, flags=flags).settings
 
+    def sweeps(self) -> set[str]:
+        """The transactions that bring USDC to the hot wallet, and nothing to anybody else."""
+        return {
+            mined.made.txid
+            for block in self.evm.blocks
+            for mined in block.mined
+            if {to for _, to, _ in _moved(mined)} == {self.hot.lower()}
+        }
+
     async def audited(self) -> list[str]:
+        """What the product's auditor finds."""
+        return [f"the auditor finds {item}" for item in await self.audit()]
+
+    async def audit(self) -> tuple[Difference, ...]:
         """The differences that the product's auditor finds."""
         settings = self.operator_settings()
         chains = read_chains(settings.chains_file)
@@ -1009,7 +1023,7 @@ class OnchainUniverse(Universe):
                 report = await auditor.audit()
         finally:
             await database.close()
-        return [f"the auditor finds {item}" for item in report.differences]
+        return report.differences
 
 
 @lru_cache(maxsize=1024)
@@ -1027,6 +1041,11 @@ def _moves(blocks: Sequence[Block]) -> Iterator[tuple[str, str, int]]:
     """Source, payee and units of each transfer of the token."""
     for block in blocks:
         for mined in block.mined:
-            for event in mined.events:
-                if (move := usdc.transfer_in(event.topics, event.data)) is not None:
-                    yield move.sender.lower(), move.to.lower(), move.units
+            yield from _moved(mined)
+
+
+def _moved(mined: Mined) -> Iterator[tuple[str, str, int]]:
+    """The same of one transaction."""
+    for event in mined.events:
+        if (move := usdc.transfer_in(event.topics, event.data)) is not None:
+            yield move.sender.lower(), move.to.lower(), move.units

@@ -10,11 +10,11 @@ import asyncio
 import random
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest.mock import patch
 
-from rpcsvc.audit.records import ChainMoved
+from rpcsvc.audit.records import ChainMoved, Difference
 from rpcsvc.cli.recovery import transfers
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
@@ -60,6 +60,7 @@ _IMAGES: Final = (
 _IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = ?"
 # What health asks for, with the transfer that it names.
 _CLOSE: Final = re.compile(r"rpcsvc payouts close (\S+) --note TEXT")
+_TXID: Final = re.compile("0x[0-9a-f]{64}")
 _TRANSFERS: Final = "SELECT transfer_id FROM transfers"
 _ENDS: Final = ("settled", "failed", "cancelled")
 
@@ -133,7 +134,9 @@ class Operator:
             if universe.counts["failovers"]:
                 is_of_a_copy |= of_others.startswith(_OF_A_FAIL_OVER)
             if is_of_a_copy:
-                if await universe.audited():
+                if found := await universe.audit():
+                    if self._first >= len(universe.replicas):
+                        await self._explain(found)
                     self._start_in_turn()
                     return  # it is still adopting what the journals have
             elif of_others.startswith(_OF_A_LOSS):
@@ -146,6 +149,17 @@ class Operator:
             for switch in self._switches:
                 switch.resume()
             await self._row.resume()
+
+    async def _explain(self, found: Sequence[Difference]) -> None:
+        """Explain the sweeps that no journal has adopted, as the audit's hints ask.
+
+        The line of one is void where another replica has settled since: a commit that a fail-over
+        dropped looks like one that was refused.
+        """
+        swept = {each.subject for each in found if each.kind == "unrecorded_payment"}
+        spent = {txid for each in found for txid in _TXID.findall(each.hint)}
+        for txid in sorted((swept | spent) & self._universe.sweeps()):
+            await self.annotate("arbitrum", txid, "a sweep that the database has lost")
 
     def _start_in_turn(self) -> None:
         """Stop all of several replicas, and start another one first than before.
