@@ -131,3 +131,23 @@ async def test_payment_under_way_again_is_not_told_of_as_ended() -> None:
     assert len(board.present()) == 1
     await upkeep._follow("sweep_1", Verdict(Outcome.SETTLED))
     assert board.present() == []
+
+
+async def test_payment_mined_again_below_the_compared_is_not_told() -> None:
+    """A look-up between two passes recorded its new block, which the pass before had compared."""
+
+    top: Any = SimpleNamespace(number=100, hash="0xtop")
+    board = Conditions("arbitrum")
+    payments: Any = SimpleNamespace(
+        board=board, gas=None,
+        hand_over=AsyncMock(return_value=[SimpleNamespace(is_taken=True)]),
+    )  # fmt: skip
+    ledger: Any = SimpleNamespace(
+        ended_above=AsyncMock(return_value=[]), payment=AsyncMock(return_value=SETTLED)
+    )
+    connection: Any = SimpleNamespace(network=NETWORK, has=AsyncMock(return_value=True))
+    upkeep = EvmUpkeep(connection, payments, ledger, ManualClock())
+    await upkeep._publish_again(SETTLED, Verdict(Outcome.ABSENT))
+    assert len(board.present()) == 1
+    await upkeep._watch_ended(top)
+    assert board.present() == []

@@ -88,8 +88,10 @@ class EvmUpkeep:
         # Lost payments that the node does not take: published ones, and those that had ended.
         self._lost = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._lost_ended = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
-        # Payments that had ended, and that are in no block since a reorganisation.
+        # Payments that had ended, and that are in no block since a reorganisation; and those that
+        # the operator was told of.
         self._gone: set[str] = set()
+        self._told: set[str] = set()
 
     @property
     def awaits_again(self) -> bool:
@@ -292,12 +294,25 @@ class EvmUpkeep:
         if self._compared is not None and await self._is_below(top, self._compared):
             above = max(above, self._compared.number)
         refusals = _Refusals()
-        for payment in await self._ledger.ended_above(self._network.name, above):
+        ended = await self._ledger.ended_above(self._network.name, above)
+        await self._drop_notes((self._gone | self._told) - {each.payment_id for each in ended})
+        for payment in ended:
             if payment.inclusion is None or payment.inclusion.block.number <= top.number:
                 with refusals.kept():
                     await self._compare(payment, top)
         refusals.raise_first()
         self._compared = BlockPoint(top.number, top.hash)
+
+    async def _drop_notes(self, payment_ids: set[str]) -> None:
+        """Drop the notes on those that another look has found mined again, in a block that is
+        compared already.
+        """
+        for payment_id in sorted(payment_ids):
+            payment = await self._ledger.payment(payment_id)
+            if payment is None or payment.inclusion is None:
+                continue
+            if await self._connection.has(payment.inclusion.block):
+                self._note_back(payment)
 
     async def _is_below(self, top: Block, known: BlockPoint) -> bool:
         return known.hash in (top.hash, top.parent) or await self._connection.has(known)
@@ -347,6 +362,7 @@ class EvmUpkeep:
         """Drop the note that a payment that had ended is neither in a block nor in the pool."""
         key = _ended_key(payment.payment_id)
         self._lost_ended.forget(key)
+        self._told.discard(payment.payment_id)
         self._conditions.set(key, None)
 
     def _await_again(self, payment: EvmPayment) -> None:
@@ -357,6 +373,7 @@ class EvmUpkeep:
     async def _publish_again(self, payment: EvmPayment, verdict: Verdict) -> bool:
         """Report a payment that had ended and is gone; return whether it was handed over now."""
         key = _ended_key(payment.payment_id)
+        self._told.add(payment.payment_id)
         self._conditions.set(
             key,
             f"payment {payment.payment_id} was {payment.state} and a reorganisation of"
