@@ -2,8 +2,8 @@
 
 All rows are fetched in one read transaction over a read-only connection, unaffected by concurrent
 writes (REPEATABLE READ on PostgreSQL), and made into records after it: while it is open the service
-can't restart its log. Rows and orders are packed, since an object takes ten times the memory.
-Nothing is written: books are audited on a full disk too.
+can't restart its log. Orders are packed, on SQLite their rows too, since an object takes ten times
+the memory. Nothing is written: books are audited on a full disk too.
 """
 
 from __future__ import annotations

@@ -54,6 +54,28 @@ class Noted(Struct, frozen=True):
     refused: str | None = None
 
 
+def _has_open(books: Books) -> bool:
+    """Return whether an XMR transfer is open. Unpacking many orders takes a thread."""
+    return any(
+        item.network == MONERO and not item.state.is_final
+        for order in books.orders
+        for item in order.transfers
+    )
+
+
+def _lost_deposit(books: Books, network: str, txid: str) -> str | None:
+    for order in books.orders:
+        for deposit in order.deposits:
+            spent_on = order.transfer(deposit.transfer_id)
+            is_signed = spent_on is not None and spent_on.state in _SIGNED
+            if (deposit.network, deposit.txid) == (network, txid) and is_signed:
+                return (
+                    f"a deposit of {deposit.units} units for {order.order_id} that the chain"
+                    " does not show any more"
+                )
+    return None
+
+
 class Annotations:
     """Adds and removes notes, one at a time, over a database that this process owns."""
 
@@ -114,8 +136,7 @@ class Annotations:
         on the chain, and the audit sees it.
         """
         books = await self._audited()
-        transfers = [item for order in books.orders for item in order.transfers]
-        if network != MONERO or all(t.state.is_final for t in transfers if t.network == MONERO):
+        if network != MONERO or not await asyncio.to_thread(_has_open, books):
             return []
         _, wallet = wiring.monero_clients(self._settings.onchain)
         try:
@@ -125,7 +146,9 @@ class Annotations:
         except RpcFailure as error:
             raise _not_asked(network, error) from error
         units = sum(item.amount for item in found if item.kind is WalletTransferKind.OUTGOING)
-        return may_pay(books, network, txid, (), units) if units else []
+        if not units:
+            return []
+        return await asyncio.to_thread(may_pay, books, network, txid, (), units)
 
     async def _audited(self) -> Books:
         """Return all orders and payments, as the auditor reads them: in a thread, since it reads
@@ -137,16 +160,7 @@ class Annotations:
 
     async def _lost(self, network: str, txid: str) -> str | None:
         """In words: it brought a deposit that a payout is signed for, and is gone; else None."""
-        for order in (await self._audited()).orders:
-            for deposit in order.deposits:
-                spent_on = order.transfer(deposit.transfer_id)
-                is_signed = spent_on is not None and spent_on.state in _SIGNED
-                if (deposit.network, deposit.txid) == (network, txid) and is_signed:
-                    return (
-                        f"a deposit of {deposit.units} units for {order.order_id} that the chain"
-                        " does not show any more"
-                    )
-        return None
+        return await asyncio.to_thread(_lost_deposit, await self._audited(), network, txid)
 
     # --- what it moved -------------------------------------------------------------------------
 

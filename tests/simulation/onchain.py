@@ -1008,7 +1008,7 @@ class OnchainUniverse(Universe):
         }
 
     async def audited(self) -> list[str]:
-        """What the product's auditor finds."""
+        """The differences that the product's auditor finds, in words."""
         return [f"the auditor finds {item}" for item in await self.audit()]
 
     async def audit(self) -> tuple[Difference, ...]:

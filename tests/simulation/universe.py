@@ -551,7 +551,7 @@ class Universe:
         return None if reply is None else reply.body
 
     async def _run(self, replica: Replica, work: Coroutine[Any, Any, T | None]) -> T | None:
-        """What a replica answers; None if nothing came in time."""
+        """The answer of a replica; None if none came in time."""
         context = copy_context()
         context.run(ACTOR.set, replica.actor)
         running: asyncio.Task[T | None] = self.loop.create_task(work, context=context)

@@ -79,7 +79,7 @@ class _Wire(asyncio.Transport):
         return 0
 
     def pause_reading(self) -> None:
-        """What was sent is on its way: it arrives all the same."""
+        """Let arrive what is on its way: it does all the same."""
 
     def resume_reading(self) -> None:
         """See ``pause_reading``."""

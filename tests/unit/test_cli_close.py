@@ -272,6 +272,23 @@ def test_close_without_proof_says_that_it_is_the_operators_word(
     assert f"{TXID} is not mined, as you say" in cli.out
 
 
+def test_close_takes_absence_by_the_operators_word_alone(
+    cli: Cli, settled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(monkeypatch, None)
+
+    async def end(asked: MoneroPayoutEnd, _payment: monero.MoneroPayment) -> str | None:
+        if not asked._is_by_word:
+            raise NotAdopted("nobody has said so")
+        return None
+
+    monkeypatch.setattr(MoneroPayoutEnd, "end", end)
+    note = ("--note", "no node of three has it")
+    assert cli("payouts", "close", settled, *note) == FAILED
+    assert read_books(cli.data_dir).closed == set()
+    assert cli("payouts", "close", settled, *note, "--unproven") == OK
+
+
 def test_close_ends_a_payout_that_never_got_into_a_block(
     cli: Cli, published: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

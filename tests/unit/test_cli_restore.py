@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.audit.books import read_books
+from rpcsvc.audit.packed import Packed
 from rpcsvc.audit.records import Annotation
 from rpcsvc.domain.order import TransferState
 from rpcsvc.settlement.onchain import wiring
@@ -224,6 +226,24 @@ class OpenWallet:
             10**11, 100, 9, 1, 0, locked=False, double_spend_seen=False,
         )  # fmt: skip
         return [sent]
+
+
+@pytest.mark.parametrize(("shown", "status"), [("sent 2.5 XMR", OK), (None, FAILED)])
+def test_annotation_unpacks_orders_beside_the_loop(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, shown: str | None, status: int
+) -> None:
+    make_database(cli.data_dir)
+    shows(monkeypatch, shown)
+    unpack, threads = Packed.__iter__, set[threading.Thread]()
+
+    def watched(packed: Packed[Any]) -> Iterator[Any]:
+        threads.add(threading.current_thread())
+        return unpack(packed)
+
+    monkeypatch.setattr(Packed, "__iter__", watched)
+    assert cli("treasury", "explain", "monero", TXID, "--note", "to cold") == status
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize("recorded", [None, "4" + "a" * 94])

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MoneroSubmission, NodeInfo, Spent
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd, MoneroReorgRecovery
-from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState
+from rpcsvc.settlement.onchain.monero.records import Cursor, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Output,
     OutputFilter,
@@ -50,11 +50,15 @@ class OwnWallet(ReorgWallet):
     has_spent: tuple[str, ...] = ()
     does: list[str] = field(default_factory=list)
     is_locked: bool = False
+    has_spent_most: bool = False
+    scanned: int = 101
     on_refresh: Callable[[], None] = lambda: None
 
     async def outputs(self, which: OutputFilter = OutputFilter.AVAILABLE) -> list[Output]:
         if which is OutputFilter.AVAILABLE:
             return await super().outputs()
+        if self.has_spent_most:
+            raise TooLarge("wallet", "incoming_transfers", "the answer has over 33554432 bytes")
         index = SubaddressIndex(0, 0)
         return [Output("tx", 1, index, 1, item, 9, True, True, False) for item in self.has_spent]
 
@@ -62,6 +66,9 @@ class OwnWallet(ReorgWallet):
         self.on_refresh()
 
     async def rescan_spent(self) -> None: ...
+
+    async def height(self) -> int:
+        return self.scanned
 
     async def primary_address(self) -> str:
         return "4own"
@@ -163,6 +170,24 @@ async def test_end_without_inputs_takes_the_operators_word(ending: Ending) -> No
 async def test_end_by_word_refuses_what_the_wallet_has_as_spent(ending: Ending) -> None:
     ending.wallet.has_spent = (IMAGE,)
     with pytest.raises(NotAdopted, match="one of them is late"):
+        await ending.end_by_word()
+
+
+async def test_end_by_word_needs_no_list_of_all_that_was_spent(ending: Ending) -> None:
+    ending.wallet.has_spent_most = True
+    await ending.refused("--unproven")
+    assert await ending.end_by_word() is None
+
+
+async def test_end_by_word_refuses_a_node_behind_the_scan(ending: Ending) -> None:
+    await ending.rig.ledger.acknowledge([], Cursor(101, "h101"), 101)
+    with pytest.raises(NotAdopted, match="has read block 101: the node is late"):
+        await ending.end_by_word()
+
+
+async def test_end_by_word_refuses_a_wallet_behind_its_node(ending: Ending) -> None:
+    ending.wallet.scanned = 100
+    with pytest.raises(NotAdopted, match="the wallet is at height 100, the node at 101"):
         await ending.end_by_word()
 
 

@@ -958,6 +958,7 @@ async def test_payment_that_makes_no_progress_is_reported_in_time(rig: Rig) -> N
     rig.clock.now += 1
     reported = (
         "payment tr_1 is signed and the network does not take it, since 2025-11-20T22:33:20.000Z"
+        "; if its node refuses it for good: rpcsvc payouts close tr_1 --note TEXT"
     )
     assert await rig.payments.conditions() == faults(reported)
     assert (await rig.payments.publish(made)).outcome is Outcome.PENDING

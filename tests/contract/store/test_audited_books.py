@@ -29,6 +29,17 @@ FILL = (
     " VALUES (?, ?, ?, 2, 0, 3, 1)"
 )
 
+# What an order of another service has no part in here: none of it may come into the books.
+FOREIGN = (
+    "INSERT INTO deposits (order_id, network, txid, output_index, units, first_seen_at, state,"
+    " is_dust) VALUES (?, 'base', 'there', 0, 1, 1, 'confirmed', 0)",
+    "INSERT INTO transfers (order_id, transfer_id, kind, network, asset, address, units, fee,"
+    " integrator_fee, state) VALUES (?, 'there', 'payout', 'base', 'USDC', '0x1', 1, 0, 0,"
+    " 'settled')",
+    "INSERT INTO event_log (order_seq, version, at, event, status, details)"
+    " SELECT seq, 9, 1, 'RefundAddressGiven', status, '{}' FROM orders WHERE order_id = ?",
+)
+
 
 @pytest.fixture
 async def filled(database: Tables) -> Tables:
@@ -49,6 +60,7 @@ async def filled(database: Tables) -> Tables:
                 paid = DepositKey(new.deposit_network, f"{name}-{number}", 0)
                 await processor.apply(name, ev.DepositSeen(paid, new.deposit_amount, "0x1", NOW))
                 await processor.apply(name, ev.DepositConfirmed(paid))
+    await database.write([statement(sql, (ELSEWHERE,)) for sql in FOREIGN])
     return database
 
 

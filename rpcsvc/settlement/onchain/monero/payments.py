@@ -531,7 +531,7 @@ class MoneroPayments(Payments):
         now = self._clock.now_ms()
         for item in await self._ledger.payments_in(*_UNPUBLISHED):
             if item.prepared_at < now - _LONG_MS:
-                return _reported(item, "is signed and the network does not take it")
+                return _reported(item, "is signed and the network does not take it") + _ending(item)
         for item in await self._unmined(_UNMINED_MS):
             return _reported(item, "was published and is not mined for long") + _ending(item)
         return None

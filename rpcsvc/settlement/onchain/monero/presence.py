@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.health import Condition, Severity, faults, notes
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
@@ -317,6 +317,14 @@ class MoneroPayoutEnd:
         """
         if (await self._connection.check_node()).top_hash != info.top_hash:
             raise NotAdopted("a block came meanwhile, and it may be mined by now: try again.")
+        scanned, held = await self._ledger.scanned_height(), await self._connection.wallet.height()
+        if scanned is not None and scanned >= info.height:
+            raise NotAdopted(
+                f"the node is at block {info.height - 1}, and the service has read block {scanned}:"
+                " the node is late. Ask another one (onchain.monerod_url)."
+            )
+        if held != info.height:
+            raise NotAdopted(f"the wallet is at height {held}, the node at {info.height}.")
         if not is_complete:
             raise NotAdopted("the wallet has more outputs than one answer can list: join some.")
         out = (
@@ -336,7 +344,10 @@ class MoneroPayoutEnd:
         Absence proves nothing: the node may be late, the wallet restored and behind, and the
         payment mined. Raises NotAdopted.
         """
-        spent = await self._connection.wallet.outputs(OutputFilter.UNAVAILABLE)
+        try:
+            spent = await self._connection.wallet.outputs(OutputFilter.UNAVAILABLE)
+        except TooLarge:  # those of years, some 66,000: only the word is left
+            spent = []
         if any(item.key_image in payment.key_images for item in spent):
             raise NotAdopted(
                 "the wallet has an input of it as spent, and the node does not: one of them is"
