@@ -335,7 +335,7 @@ async def test_kill_9_under_load_loses_and_doubles_nothing(tmp_path: Path) -> No
     await kill_under_load(tmp_path / "data", kills=3)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=55)
 async def test_many_kills_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
     await kill_under_load(tmp_path / "data", kills=25)
 
@@ -384,7 +384,7 @@ async def crash_with_payouts_pending(data_dir: Path, orders: int) -> float:
     return usual
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=80)
 @pytest.mark.parametrize("orders", [200, 2_000])
 async def test_restart_with_open_orders_is_quick_and_finishes_them(
     tmp_path: Path, orders: int

@@ -109,7 +109,8 @@ async def follow_all(agent: Agent, rounds: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "rounds"), [(1, 1), *(pytest.param(s, 6, marks=pytest.mark.slow) for s in range(2, 6))]
+    ("seed", "rounds"),
+    [(1, 1), *(pytest.param(s, 6, marks=pytest.mark.slow(seconds=150)) for s in range(2, 6))],
 )
 async def test_no_order_is_lost_or_doubled_over_a_bad_line(
     tmp_path: Path, seed: int, rounds: int

@@ -23,7 +23,7 @@ from rpcsvc.store.orders import OrderStore
 from tests.postgres import new_database, own_server
 from tests.unit.reserving import Keeper, numbered
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow(seconds=100), pytest.mark.asyncio(loop_scope="module")]
 
 ORDERS: Final = 1_000_000
 # Rows of a table that no statement but those of SCANS may read as a whole.
