@@ -135,8 +135,10 @@ class Annotations:
         An annotation would not keep the service from paying them. What an EVM transaction paid is
         on the chain, and the audit sees it.
         """
+        if network != MONERO:
+            return []
         books = await self._audited()
-        if network != MONERO or not await asyncio.to_thread(_has_open, books):
+        if not await asyncio.to_thread(_has_open, books):
             return []
         _, wallet = wiring.monero_clients(self._settings.onchain)
         try:
