@@ -21,6 +21,7 @@ class Packed(Generic[T]):
     """
 
     def __init__(self, values: Iterable[T], kind: type[T]) -> None:
+        # mypy knows no type that is made at run time.
         self._decoder = msgpack.Decoder(list[kind])  # type: ignore[valid-type]
         self._pages: list[bytes] = []
         self._count = 0

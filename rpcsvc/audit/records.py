@@ -99,7 +99,7 @@ class OrderEntry(Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it was paid out or refunded."""
+        """Return whether the order was paid out or refunded."""
         return self.status in ("completed", "refunded")
 
     def transfer(self, transfer_id: str | None) -> TransferEntry | None:

@@ -155,8 +155,8 @@ async def test_what_the_peers_have_lost_is_relayed_after_some_blocks(pair: Pair)
 
 
 async def test_payout_that_a_late_node_lacks_is_not_ended(pair: Pair) -> None:
-    """Nor does the wallet, which was restored from its words, have the inputs: node and wallet are
-    at a block before them. The peer has the payout in a block.
+    """The payout is in a block of the peer. The node is at a block before it, and so is the wallet,
+    which was restored from its words and has none of the inputs.
     """
     own, transfer = pair.own, await pair.own.prepared(pair.own.transfer(PAYEE))
     assert (await pay(own, transfer)).outcome is Outcome.PENDING

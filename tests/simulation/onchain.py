@@ -1045,7 +1045,7 @@ def _moves(blocks: Sequence[Block]) -> Iterator[tuple[str, str, int]]:
 
 
 def _moved(mined: Mined) -> Iterator[tuple[str, str, int]]:
-    """The same of one transaction."""
+    """Source, payee and units of each transfer of the token in one transaction."""
     for event in mined.events:
         if (move := usdc.transfer_in(event.topics, event.data)) is not None:
             yield move.sender.lower(), move.to.lower(), move.units
