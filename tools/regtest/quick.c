@@ -1,4 +1,4 @@
-/* Two costs of the daemons that tests need not pay. Preloaded; all else of them stays as it is.
+/* Three costs of the daemons that tests need not pay. Preloaded; all else of them stays as it is.
  *
  * Proof of work, in place of librandomx: on a regtest chain each hash is good enough, yet RandomX takes
  * some 0.15 s of CPU for a block, and the tests mine thousands. The hash is FNV-1a, for it must differ by
@@ -6,12 +6,19 @@
  *
  * Keys of certificates: monero-wallet-rpc makes an RSA key of 4096 bits for each wallet that it makes or
  * opens, also with TLS disabled. One of 2048 bits is the shortest that OpenSSL takes by default.
+ *
+ * Waits for acknowledgements: monero-wallet-rpc sends the head and the body of a request to its node apart.
+ * Nagle's algorithm keeps the body back until the node's kernel acknowledges the head, some 40 ms later. An
+ * operator takes that away by a route with "quickack".
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
 
 static char stand_in; /* for a cache, a dataset and a machine: they are handed about, never read */
 
@@ -44,4 +51,13 @@ int RSA_generate_key_ex(void *key, int bits, void *exponent, void *callback)
 {
     int (*generate)(void *, int, void *, void *) = dlsym(RTLD_NEXT, "RSA_generate_key_ex");
     return generate(key, bits > 2048 ? 2048 : bits, exponent, callback);
+}
+
+/* Socket addresses are a union in GNU C. */
+int connect(int socket, __CONST_SOCKADDR_ARG address, socklen_t size)
+{
+    int (*begin)(int, __CONST_SOCKADDR_ARG, socklen_t) = dlsym(RTLD_NEXT, "connect");
+    static const int on = 1;
+    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* another kind of socket refuses it */
+    return begin(socket, address, size);
 }
