@@ -4,6 +4,9 @@ The service is a process of its own on monerod, monero-wallet-rpc and Anvil, wit
 each, which counts, and delays the nodes. A payout is in its pool once its daemon has said so. Calls
 in sequence: the longest chain of exchanges of which each begins after the one before has ended.
 Rows with many open orders are of a store, a wallet and a list of addresses that have so many.
+
+The wallet waits for no delayed acknowledgements (``tools/regtest/quick.c``), as with the route of
+``docs/operate/onchain.md``.
 """
 
 from __future__ import annotations
