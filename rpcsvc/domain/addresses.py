@@ -89,8 +89,13 @@ class MoneroAddress(NamedTuple):
 # --- EVM -------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=4096)
 def evm_checksum(address: str) -> str:
-    """The address in the mixed case of EIP-55. ``address`` is 0x and 40 hex digits."""
+    """The address in the mixed case of EIP-55. ``address`` is 0x and 40 hex digits.
+
+    Agents send an address to plan, quote and create, and nodes name the same ones in their logs. A
+    pure function, so its cache can't be wrong.
+    """
     digits = address[2:].lower()
     digest = keccak.new(digest_bits=256, data=digits.encode()).digest().hex()
     mixed = [c.upper() if n >= "8" else c for c, n in zip(digits, digest, strict=False)]
@@ -106,17 +111,11 @@ def parse_evm_address(text: object, *, field: str = "to", forbidden: Collection[
         raise _not_a_string(field, text)
     problem = _evm_problem(text, field)
     if problem is None:
-        checksummed = _checksum_of_sent(text)
+        checksummed = evm_checksum(text)
         problem = _evm_refusal(text, checksummed, forbidden)
         if problem is None:
             return checksummed
     raise _refuse(field, text, problem)
-
-
-@lru_cache(maxsize=4096)
-def _checksum_of_sent(address: str) -> str:
-    """Plan, quote and create send one address. A pure function, so its cache can't be wrong."""
-    return evm_checksum(address)
 
 
 def _evm_problem(text: str, field: str) -> str | None:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field, PlainValidator
@@ -28,7 +27,6 @@ _ADDRESS_FORM: Final = re.compile(r"0x[0-9a-f]{40}", re.ASCII | re.IGNORECASE)
 T = TypeVar("T")
 
 # The events of a pass are of one contract.
-_checksum: Final = lru_cache(maxsize=1024)(evm_checksum)
 
 
 class Tag(StrEnum):
@@ -66,7 +64,7 @@ def _hash(value: Any) -> str:
 def _address(value: Any) -> str:
     if not isinstance(value, str) or not _ADDRESS_FORM.fullmatch(value):
         raise ValueError("it is no address")
-    return _checksum(value)
+    return evm_checksum(value)
 
 
 def _is_one(value: Any) -> bool:
