@@ -48,11 +48,10 @@ class _Wire(asyncio.Transport):
         self._received = bytearray()
         # None: the connection ended first.
         self.body: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        known = asyncio.all_tasks()
         protocol.connection_made(self)
         # From Python 3.12 on aiohttp makes its task past the loop, which would have kept it.
         if (actor := ACTOR.get()) is not None:
-            actor.tasks.update(asyncio.all_tasks() - known)
+            actor.tasks.add(getattr(protocol, "_task_handler"))  # noqa: B009 - it is not public
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._received += data
