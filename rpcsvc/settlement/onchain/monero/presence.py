@@ -30,6 +30,7 @@ from rpcsvc.settlement.onchain.monero.monerod import (
 )
 from rpcsvc.settlement.onchain.monero.records import (
     NETWORK,
+    UNPUBLISHED,
     Cursor,
     MoneroOptions,
     MoneroPayment,
@@ -512,14 +513,15 @@ class MoneroReorgRecovery:
     async def _abandon_upkeep(self, info: NodeInfo) -> None:
         """Give up payments of the wallet to itself that the node has refused for many blocks.
 
-        The outputs that they spend, or hide among, may be gone permanently. Nobody is owed these
-        payments, and if one is mined all the same, nothing has left the wallet.
+        The outputs that they spend, or hide among, may be gone permanently. One that the network
+        never had would keep everything else from being signed. Nobody is owed these payments, and
+        if one is mined all the same, nothing has left the wallet.
         """
-        published = await self._ledger.payments_in(MoneroPaymentState.PUBLISHED)
+        live = await self._ledger.payments_in(*UNPUBLISHED, MoneroPaymentState.PUBLISHED)
         settled = await self._ledger.settled_above(info.height)
         away = {
             item.txid: item
-            for item in (*published, *settled)
+            for item in (*live, *settled)
             if item.purpose is MoneroPurpose.UPKEEP and item.height is None
         }
         found = await self._connection.find_transactions(list(away))

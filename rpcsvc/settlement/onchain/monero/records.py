@@ -160,6 +160,10 @@ class MoneroPaymentState(StrEnum):
         return self is MoneroPaymentState.FAILED
 
 
+# Signed, and not known to be on the network.
+UNPUBLISHED: Final = (MoneroPaymentState.PREPARED, MoneroPaymentState.RELAYING)
+
+
 class MoneroPurpose(StrEnum):
     """The purpose of a payment. TRANSFER: of an order. UPKEEP: from the wallet to itself."""
 
