@@ -442,6 +442,14 @@ MUTANTS: Final = (
         " tests/unit/test_onchain_startup_reconciliation.py has it",
     ),
     Mutant(
+        "xmr-closed-batch-frees-its-orders",
+        "an order is refunded though a batch that was closed by word may still pay it",
+        '    "  OR p.txid IN (SELECT txid FROM closed_by_hand))"\n    "  AND e.transfer_id >',
+        '    ")"\n    "  AND e.transfer_id >',
+        behind="the simulation restores no copy that lacks a transfer which was signed since;"
+        " tests/unit/test_cli_close.py has it",
+    ),
+    Mutant(
         "xmr-signed-anew",
         "an absent XMR payout is signed again in place of published again",
         "        answer = await self._connection.node.submit(payment.raw)",

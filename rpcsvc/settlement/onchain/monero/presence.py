@@ -221,6 +221,7 @@ class MoneroPayoutEnd:
 
     ``annotate`` records, before it is published, a transaction of the wallet to itself.
     ``is_by_word``: the operator has asked other nodes, and says that a payment is on none of them.
+    ``took_word``: whether a payment was ended by that alone.
     """
 
     def __init__(
@@ -238,6 +239,7 @@ class MoneroPayoutEnd:
         self._options = options
         self._annotate = annotate
         self._is_by_word = is_by_word
+        self.took_word = False
         self._spent = SpentInputs(connection, clock)
 
     async def end(self, payment: MoneroPayment) -> str | None:
@@ -361,6 +363,7 @@ class MoneroPayoutEnd:
                 f" {', '.join(payment.key_images)}. Only if all of them are up to date and none"
                 " has it or has an input spent: the same with --unproven."
             )
+        self.took_word = True
 
 
 class MoneroReorgRecovery:
