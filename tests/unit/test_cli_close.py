@@ -463,12 +463,12 @@ def test_close_holds_orders_that_the_batch_was_to_pay(
 
     async def later() -> list[str | None]:
         async with opened(tmp_path) as books:
-            await deposited(books, order)
+            await deposited(books, second)
             refunded = await books.processor.apply("ord_2", ev.TransferFailed(name, "rejected"))
             payments = SignedPayments(books.db)
             return [await payments.unmatched(each) for each in refunded.transfers]
 
-    order, closed = asyncio.run(pay())
+    second, closed = asyncio.run(pay())
     assert cli("payouts", "close", closed, "--note", "gone") == OK
     problems = asyncio.run(later())
     assert [f"{TXID} paid 7 units for {name}" in str(each) for each in problems] == [True, True]
