@@ -279,7 +279,7 @@ async def test_deposit_is_confirmed_by_its_block_on_the_chain(
     await node.submit(paid.raw)
     await miner.mine(2)
     assert await states(adapter) == [SEEN]
-    calls, chain = adapter.count_calls(), adapter.adapter._connection
+    calls, chain = adapter.count_calls(), adapter.adapter.connection
     places: list[dict[str, int]] = []
     for _ in range(2):
         await miner.mine()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -15,9 +16,17 @@ import pytest_asyncio
 from rpcsvc.health import Health, Severity, texts_of
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, PoolTransaction
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo, PoolTransaction
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
-from rpcsvc.settlement.onchain.unrecorded import NotAdopted
+from rpcsvc.settlement.onchain.monero.records import Cursor, MoneroPayment, WalletRecord
+from rpcsvc.settlement.onchain.monero.unrecorded import (
+    NEWEST_BLOCK_MS,
+    MoneroOutgoing,
+    OutgoingUnknown,
+)
+from rpcsvc.settlement.onchain.unrecorded import NotAdopted, UnrecordedLedger
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.e2e.processes import until
 from tests.regtest.daemons import (
     COINBASE_LOCK,
@@ -29,6 +38,7 @@ from tests.regtest.daemons import (
 )
 from tests.regtest.payees import pay
 from tests.regtest.treasury import OPTIONS, Treasury, treasury
+from tests.sandbox import ManualClock
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -154,23 +164,40 @@ async def test_what_the_peers_have_lost_is_relayed_after_some_blocks(pair: Pair)
     assert texts_of(await pair.own.adapter.conditions(), Severity.NOTE) == []
 
 
-async def test_payout_that_a_late_node_lacks_is_not_ended(pair: Pair) -> None:
-    """The payout is in a block of the peer. The node is at a block before it, and so is the wallet,
-    which was restored from its words and has none of the inputs.
-    """
-    own, transfer = pair.own, await pair.own.prepared(pair.own.transfer(PAYEE))
-    assert (await pay(own, transfer)).outcome is Outcome.PENDING
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def settled(pair: Pair) -> MoneroPayment:
+    """A payout that is settled."""
+    transfer = await pair.own.prepared(pair.own.transfer(PAYEE))
+    assert (await pay(pair.own, transfer)).outcome is Outcome.PENDING
     await until(pair.is_with_the_peer)
     await pair.mine(OPTIONS.settled_after)
-    assert (await own.adapter.payments.look_up(transfer)).outcome is Outcome.SETTLED
-    payment = await own.ledger.payment(transfer.transfer_id)
+    assert (await pair.own.adapter.payments.look_up(transfer)).outcome is Outcome.SETTLED
+    payment = await pair.own.ledger.payment(transfer.transfer_id)
     assert payment is not None
+    return payment
+
+
+async def go_back(pair: Pair, height: int, wallet: str) -> NodeInfo:
+    """Cut the peer off, have the service's node forget the blocks from ``height`` on, and restore
+    its wallet from its words; return the node's state.
+    """
     await asyncio.to_thread(pair.miner.kill)
-    await pop_blocks(pair.node, (await pair.node.info()).height - 1)
+    await pop_blocks(pair.node, (await pair.node.info()).height - height)
     await pair.node.flush_pool()
-    seed = await own.wallet.seed()
-    await own.wallet.close()
-    await own.wallet.restore("again", "", seed, 0)
+    seed = await pair.own.wallet.seed()
+    await pair.own.wallet.close()
+    await pair.own.wallet.restore(wallet, "", seed, 0)
+    return await pair.node.info()
+
+
+async def test_payout_that_a_late_node_lacks_is_not_ended(
+    pair: Pair, settled: MoneroPayment
+) -> None:
+    """The payout is in a block of the peer. The node is at a block before it, and so is the wallet,
+    which has none of the inputs.
+    """
+    own = pair.own
+    await go_back(pair, 1, "again")
     connection = MoneroConnection(pair.node, own.adapter_wallet, own.ledger, own.options)
 
     async def annotate(_txid: str) -> None:
@@ -178,8 +205,41 @@ async def test_payout_that_a_late_node_lacks_is_not_ended(pair: Pair) -> None:
 
     closing = MoneroPayoutEnd(connection, own.ledger, own.clock, own.options, annotate)
     with pytest.raises(NotAdopted, match="proves nothing"):
-        await closing.end(payment)
+        await closing.end(settled)
     await asyncio.to_thread(pair.miner.start)
     await until(pair.is_level)
     with pytest.raises(NotAdopted, match="is in block"):
-        await closing.end(payment)
+        await closing.end(settled)
+
+
+async def test_wallet_restored_at_a_late_node_signs_nothing(
+    pair: Pair, settled: MoneroPayment, tmp_path: Path
+) -> None:
+    """The payout is in a block of the peer, and in no books: the database is an older copy. Until
+    the node has that block the wallet does not list the payout.
+    """
+    own, new = pair.own, await pair.node.info()
+    assert settled.height is not None
+    old = await go_back(pair, settled.height, "copy")
+    database = await SqliteDatabase.open(tmp_path)
+    ledger = MoneroLedger(database)
+    await ledger.adopt_wallet(WalletRecord("fakechain", await own.wallet.primary_address(), 0))
+    await ledger.acknowledge([], Cursor(old.height - 1, old.top_hash), -1)
+    connection = MoneroConnection(pair.node, own.adapter_wallet, ledger, own.options)
+    clock, unrecorded = ManualClock(), UnrecordedLedger(database)
+    outgoing = MoneroOutgoing(connection, ledger, unrecorded, clock)
+    newest = await pair.node.header_at(old.height - 1)
+    assert newest is not None
+    clock.now = newest.timestamp * 1000 + NEWEST_BLOCK_MS
+    assert await outgoing.unknown() == [], "a block as young as this is taken for the newest"
+    clock.now += 1000
+    with pytest.raises(OutgoingUnknown):
+        await outgoing.unknown()
+    clock.now = newest.timestamp * 1000
+    await ledger.acknowledge([], Cursor(new.height - 1, new.top_hash), -1)
+    with pytest.raises(OutgoingUnknown):
+        await outgoing.unknown()
+    await asyncio.to_thread(pair.miner.start)
+    await until(pair.is_level)
+    assert await outgoing.unknown() == [settled.txid]
+    await database.close()

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from rpcsvc.clock import SystemClock
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.records import Cursor, WalletRecord
-from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, SpendWaits
+from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, OutgoingUnknown
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.regtest.daemons import Miner
-from tests.regtest.treasury import XMR
+from tests.regtest.treasury import OPTIONS, XMR
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +50,9 @@ async def loss(
         payee = await bank.primary_address()
     paid = await own_wallet.prepare([Destination(payee, XMR // 10)])
     await own_wallet.relay(paid.metadata)
-    outgoing = MoneroOutgoing(node, own_wallet, ledger, UnrecordedLedger(database))
+    connection = MoneroConnection(node, own_wallet, ledger, OPTIONS)
+    unrecorded = UnrecordedLedger(database)
+    outgoing = MoneroOutgoing(connection, ledger, unrecorded, SystemClock(), mines_on_demand=True)
     yield Loss(outgoing, own_wallet, seed, paid.txid)
     await database.close()
 
@@ -65,7 +69,7 @@ async def test_restored_wallet_signs_nothing_while_its_payment_pends(
     await loss.wallet.close()
     await loss.wallet.restore("again", "", loss.seed, 0)
     await loss.wallet.auto_refresh(enabled=False)
-    with pytest.raises(SpendWaits):
+    with pytest.raises(OutgoingUnknown):
         await loss.outgoing.unknown()
     await miner.mine()
     assert await loss.outgoing.unknown() == [loss.txid]

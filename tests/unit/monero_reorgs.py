@@ -144,7 +144,8 @@ class ReorgRig:
             "key", (f"image of {name}",), 1000,
         )  # fmt: skip
         await self.ledger.add_payment(made)
-        done = replace(made, state=state, height=height)
+        relayed_at = 1000 if state is MoneroPaymentState.RELAYING else None
+        done = replace(made, state=state, height=height, relayed_at=relayed_at)
         await self.ledger.put_payment(done)
         if height is not None or state is MoneroPaymentState.PUBLISHED:
             self.node.known[made.txid] = height

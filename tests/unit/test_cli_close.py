@@ -26,6 +26,7 @@ from rpcsvc.domain.withdrawals import Withdrawal, stepped
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.engine import SignedPayments
 from rpcsvc.settlement.onchain.evm.records import EvmPayment, EvmPaymentState
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
@@ -266,10 +267,24 @@ def test_close_without_proof_says_that_it_is_the_operators_word(
     cli: Cli, settled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends(monkeypatch, None)
+
+    async def end(asked: MoneroPayoutEnd, _payment: monero.MoneroPayment) -> None:
+        asked.took_word = True
+
+    monkeypatch.setattr(MoneroPayoutEnd, "end", end)
     unproven = ("--note", "no node of three has it", "--unproven")
     assert cli("payouts", "close", settled, TXID, *unproven) == USAGE
     assert cli("payouts", "close", settled, *unproven) == OK
     assert f"{TXID} is not mined, as you say" in cli.out
+
+
+def test_close_of_a_proven_end_does_not_cite_the_operator(
+    cli: Cli, settled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(monkeypatch, None)
+    assert cli("payouts", "close", settled, "--note", "no node has it", "--unproven") == OK
+    assert f"{TXID} can't be mined any more" in cli.out
+    assert "as you say" not in cli.out
 
 
 def test_close_takes_absence_by_the_operators_word_alone(
@@ -342,6 +357,11 @@ def test_close_ends_a_usdc_payout_that_its_record_calls_settled(
 
 async def another(books: JournaledBooks) -> Order:
     """A second order whose payout of XMR is planned."""
+    return await deposited(books, await another_open(books))
+
+
+async def another_open(books: JournaledBooks) -> Order:
+    """A second order, whose deposit was not seen yet."""
     agreed = replace(
         terms(Direction.USDC_TO_XMR),
         order_id="ord_2",
@@ -351,7 +371,12 @@ async def another(books: JournaledBooks) -> Order:
     )
     order = open_order(agreed)
     await books.processor.open(order, None, None)
-    seen = ev.DepositSeen(key(2), agreed.deposit_amount, "sender", NOW)
+    return order
+
+
+async def deposited(books: JournaledBooks, order: Order) -> Order:
+    """The second order, once its payout is planned."""
+    seen = ev.DepositSeen(key(2), order.terms.deposit_amount, "sender", NOW)
     await books.processor.apply(order.order_id, seen)
     return await books.processor.apply(order.order_id, ev.DepositConfirmed(key(2)))
 
@@ -387,6 +412,66 @@ def test_close_ends_all_that_the_transaction_was_to_pay(
     assert [name in cli.out for name in names] == [True, True]
     assert read_books(cli.data_dir).closed == set(names)
     assert {booked(cli, name).state for name in names} == {"settled"}
+
+
+async def paid_together(books: JournaledBooks, second: monero.Payee) -> str:
+    """Publish a payment of a new order and of ``second``; the id of the order's transfer."""
+    await books.monero.adopt_wallet(WALLET)
+    order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
+    (transfer,) = order.transfers
+    await books.monero.add_payment(xmr_payment(order, TXID, second))
+    for event in (
+        ev.TransferPrepared(transfer.transfer_id, TXID, "02"),
+        ev.TransferPublished(transfer.transfer_id),
+    ):
+        await books.processor.apply(order.order_id, event)
+    return transfer.transfer_id
+
+
+def test_close_ends_transfers_of_the_batch_that_are_planned(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The books of a restored copy do not have them as signed yet: they would be refunded."""
+    ends(monkeypatch, None)
+
+    async def pay() -> list[str]:
+        async with opened(tmp_path) as books:
+            (second,) = (await another(books)).transfers
+            payee = monero.Payee(second.transfer_id, second.address, second.units)
+            return [await paid_together(books, payee), second.transfer_id]
+
+    names = asyncio.run(pay())
+    assert booked(cli, names[1]).state == "planned"
+    assert cli("payouts", "close", names[0], "--note", "gone") == OK
+    assert read_books(cli.data_dir).closed == set(names)
+    assert {booked(cli, name).state for name in names} == {"settled"}
+    assert check_database(cli.data_dir) == []
+
+
+def test_close_holds_orders_that_the_batch_was_to_pay(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator may be wrong: nothing is paid for an order that the payment was to pay."""
+    ends(monkeypatch, None)
+    name = "ord_2/payout/1"
+
+    async def pay() -> tuple[Order, str]:
+        async with opened(tmp_path) as books:
+            order = await another_open(books)
+            payee = monero.Payee(name, order.terms.to_address, 7)
+            return order, await paid_together(books, payee)
+
+    async def later() -> list[str | None]:
+        async with opened(tmp_path) as books:
+            await deposited(books, second)
+            refunded = await books.processor.apply("ord_2", ev.TransferFailed(name, "rejected"))
+            payments = SignedPayments(books.db)
+            return [await payments.unmatched(each) for each in refunded.transfers]
+
+    second, closed = asyncio.run(pay())
+    assert cli("payouts", "close", closed, "--note", "gone") == OK
+    problems = asyncio.run(later())
+    assert [f"{TXID} paid 7 units for {name}" in str(each) for each in problems] == [True, True]
 
 
 def test_closed_payout_is_not_free_in_an_older_copy(

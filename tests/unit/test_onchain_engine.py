@@ -97,9 +97,9 @@ async def test_network_whose_deposits_are_not_seen_is_down(tmp_path: Path) -> No
 @pytest.mark.parametrize("wrong", ["problem", "lag"])
 def test_monero_is_down_while_its_node_or_wallet_is(wrong: str) -> None:
     monero = unstarted()
-    monero._connection.problem = None
+    monero.connection.problem = None
     assert monero.state().is_up
-    setattr(monero._connection, wrong, "the node gives no answer")
+    setattr(monero.connection, wrong, "the node gives no answer")
     assert not monero.state().is_up
 
 
@@ -111,7 +111,7 @@ async def test_monero_shows_its_first_fault_and_all_notes(monkeypatch: pytest.Mo
     monero._recovery._refused = "the node does not relay"
     shown = notes("the node does not relay", "a split waits")
     assert await monero.conditions() == [*faults("not started"), *shown]
-    monero._connection.problem = None
+    monero.connection.problem = None
     assert await monero.conditions() == [*faults("no deposit address is left"), *shown]
 
 

@@ -164,6 +164,7 @@ async def test_end_takes_no_absence_of_inputs_for_a_proof(ending: Ending) -> Non
 
 async def test_end_without_inputs_takes_the_operators_word(ending: Ending) -> None:
     assert await ending.end_by_word() is None
+    assert ending.by_word.took_word
     assert ending.wallet.does == []
 
 

@@ -23,6 +23,7 @@ from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.logs import captured
 from tests.unit.monero_reorgs import OPTIONS, ReorgNode, ReorgRig, ReorgWallet
 
+LIVE = [state for state in MoneroPaymentState if not state.is_over]
 MODULE = "rpcsvc.settlement.onchain.monero.presence"
 
 
@@ -211,13 +212,12 @@ async def test_a_node_that_does_not_relay_names_the_command(rig: ReorgRig) -> No
 # --- reorged out for good ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", [MoneroPaymentState.SETTLED, MoneroPaymentState.PUBLISHED])
+@pytest.mark.parametrize("state", LIVE)
 async def test_split_that_can_not_be_mined_again_is_abandoned(
     rig: ReorgRig, state: MoneroPaymentState
 ) -> None:
-    """A payment of the wallet to itself whose input is gone. A payout is never abandoned."""
+    """A payment of the wallet to itself whose input is gone."""
     await rig.put("upkeep", state, None, MoneroPurpose.UPKEEP)
-    await rig.put("tr_1", state, None)
     rig.node.known.clear()
     rig.node.says = MoneroSubmission.INVALID
     await rig.poll()
@@ -226,10 +226,20 @@ async def test_split_that_can_not_be_mined_again_is_abandoned(
     assert (await rig.known("upkeep")).state is state
     await rig.poll(blocks=1)
     assert (await rig.known("upkeep")).state is MoneroPaymentState.FAILED
+    assert await rig.ledger.live_key_images(["image of upkeep"]) == set()
+
+
+@pytest.mark.parametrize("state", LIVE)
+async def test_payout_that_can_not_be_mined_is_never_abandoned(
+    rig: ReorgRig, state: MoneroPaymentState
+) -> None:
+    await rig.put("tr_1", state, None)
+    rig.node.known.clear()
+    rig.node.says = MoneroSubmission.INVALID
+    for _ in range(2 * OPTIONS.failed_after):
+        await rig.poll(blocks=1)
     assert (await rig.known("tr_1")).state is state
-    assert await rig.ledger.live_key_images(["image of upkeep", "image of tr_1"]) == {
-        "image of tr_1"
-    }
+    assert await rig.ledger.live_key_images(["image of tr_1"]) == {"image of tr_1"}
 
 
 async def test_a_split_that_comes_back_in_time_is_kept(rig: ReorgRig) -> None:

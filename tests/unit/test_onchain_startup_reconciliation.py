@@ -15,18 +15,21 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.engine import OnchainEngine, PayoutGuard
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
-from rpcsvc.settlement.onchain.monero.monerod import Spent
+from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo, Spent
 from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.unrecorded import (
     LOOK_TIMEOUT_MS,
+    NEWEST_BLOCK_MS,
     MoneroOutgoing,
-    SpendWaits,
+    OutgoingUnknown,
     StartupReconciliation,
 )
 from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.chain_options import monero_options
 from tests.recording import Recorder
 from tests.rows import statement
 from tests.sandbox import ManualClock
@@ -197,6 +200,17 @@ async def test_silent_wallet_holds_payouts_for_a_bounded_time(
         await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
 
 
+async def test_failures_between_answers_do_not_let_payouts_through(rig: Rig) -> None:
+    """A node that catches up answers, and fails once before and once after."""
+    failed = TimedOut("wallet", "get_transfers", "no answer")
+    for failure in (failed, OutgoingUnknown("the node is late"), failed):
+        rig.wallet.failure = failure
+        with pytest.raises(Unavailable, match="not known yet"):
+            await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
+        rig.steady.now += LOOK_TIMEOUT_MS
+    assert rig.signed == []
+
+
 @pytest.mark.parametrize("by_ms", [LOOK_TIMEOUT_MS, -LOOK_TIMEOUT_MS])
 async def test_a_clock_that_is_set_lets_nothing_through(rig: Rig, by_ms: int) -> None:
     rig.wallet.sent = {"ab"}
@@ -242,11 +256,19 @@ def test_failed_pause_leaves_the_operator_unwarned(tmp_path: Path) -> None:
 
 
 class Daemons:
-    """Node and wallet in one; the wallet is at ``height_now`` once it was refreshed."""
+    """Node and wallet in one; the wallet has scanned ``height_now`` blocks once it was refreshed.
 
-    def __init__(self, database: SqliteDatabase) -> None:
-        self.scanned_height = MoneroLedger(database).scanned_height
+    ``sent``: the wallet's transactions by their block, which it lists once it has scanned that.
+    ``mined_at``: when the newest block was made, in ms.
+    """
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.scanned_height = MoneroLedger(rig.database).scanned_height
+        self.newest_payment_height = MoneroLedger(rig.database).newest_payment_height
         self.height_now, self.top, self.address = 100, 100, "4Own"
+        self.mined_at: int | None = None
+        self.sent = {95: "ab"}
         self.scanned = 0
         self.asked_from: list[int] = []
         self.spent = {"free": Spent.UNSPENT}
@@ -263,16 +285,22 @@ class Daemons:
     async def height(self) -> int:
         return self.scanned
 
-    async def info(self) -> Any:
-        return type("Info", (), {"height": self.top, "top_hash": f"h{self.top}"})
+    async def info(self) -> NodeInfo:
+        top = f"h{self.top - 1}"
+        return NodeInfo(self.top, top, "mainnet", True, False, False, 0, 0, "0.18", 600_000)
+
+    async def header_at(self, height: int) -> BlockHeader:
+        made = self.rig.clock.now if self.mined_at is None else self.mined_at
+        return BlockHeader(height, f"h{height}", f"h{height - 1}", made // 1000)
 
     async def transfers(self, from_height: int, kinds: Any) -> list[Any]:
         assert {str(kind) for kind in kinds} == {"out", "pending"}
         self.asked_from.append(from_height)
-        return [type("Sent", (), {"txid": "ab"})]
+        listed = [txid for at, txid in self.sent.items() if from_height <= at < self.scanned]
+        return [type("Sent", (), {"txid": txid}) for txid in listed]
 
     async def wallet(self) -> WalletRecord:
-        return WalletRecord("fakechain", "4Own", 0)
+        return WalletRecord("mainnet", "4Own", 0)
 
     async def outputs(self) -> list[Any]:
         self.lists += 1
@@ -287,43 +315,104 @@ class Daemons:
         return self.live & set(images)
 
 
+async def read_blocks(rig: Rig, *heights: int) -> None:
+    """Record that the deposits of these blocks were read."""
+    cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"
+    await rig.database.write([statement(cursor, (height,)) for height in heights])
+
+
 @pytest.fixture
 async def daemons(rig: Rig) -> Daemons:
-    cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"
-    await rig.database.write([statement(cursor, (90,))])
-    return Daemons(rig.database)
+    await read_blocks(rig, 90)
+    return Daemons(rig)
 
 
-def outgoing_of(daemons: Daemons, rig: Rig) -> MoneroOutgoing:
+def outgoing_of(daemons: Daemons, rig: Rig, **options: Any) -> MoneroOutgoing:
     anything = cast("Any", daemons)
-    return MoneroOutgoing(anything, anything, anything, rig.ledger, steady=rig.steady.now_ms)
+    connection = MoneroConnection(anything, anything, anything, monero_options())
+    steady = rig.steady.now_ms
+    return MoneroOutgoing(connection, anything, rig.ledger, rig.clock, steady=steady, **options)
 
 
-async def test_wallet_is_asked_from_the_newest_block_once_it_is_ready(
+async def test_wallet_is_asked_from_the_newest_payment_once_ready(
     rig: Rig,
 ) -> None:
-    daemons = Daemons(rig.database)
+    daemons = Daemons(rig)
     outgoing = outgoing_of(daemons, rig)
     assert await outgoing.unknown() == [], "nobody can be owed before the first look"
-    cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"
-    await rig.database.write([statement(cursor, (height,)) for height in (30, 90)])
+    await read_blocks(rig, 40, 90)
     assert await outgoing.unknown() == ["ab"]
-    assert daemons.asked_from == [70]
+    paid = (
+        "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw,"
+        " metadata, tx_key, prepared_at, state, height)"
+        " VALUES ('t', 'transfer', 'a', 1, 1, 'ef', x'', '', '', 1, 'settled', 80)"
+    )
+    await rig.database.write([statement(paid, ())])
+    assert await outgoing.unknown() == ["ab"]
+    assert daemons.asked_from == [20, 60]
 
     daemons.top = 101
-    with pytest.raises(Unavailable, match="at height 100, the node at 101"):
+    with pytest.raises(Unavailable, match="not at the same block"):
         await outgoing.unknown()
     daemons.top, daemons.address = 100, "4Another"
     with pytest.raises(Unavailable, match="not the service's"):
         await outgoing.unknown()
-    assert len(daemons.asked_from) == 1
+    assert len(daemons.asked_from) == 2
+
+
+async def test_payment_that_a_late_node_hides_is_found_later(rig: Rig, daemons: Daemons) -> None:
+    """The wallet was restored from its words. Meanwhile the scan of deposits goes on."""
+    outgoing, hour = outgoing_of(daemons, rig), 60 * 60_000
+    daemons.sent, daemons.mined_at = {130: "ab"}, rig.clock.now - hour
+    with pytest.raises(OutgoingUnknown) as found:
+        await outgoing.unknown()
+    assert "99, is of" in found.value.problem
+    assert "60 min from this machine's clock" in found.value.problem
+    assert daemons.asked_from == []
+
+    await read_blocks(rig, *range(91, 200))
+    daemons.height_now = daemons.top = 200
+    daemons.mined_at = rig.clock.now - NEWEST_BLOCK_MS
+    assert await outgoing.unknown() == ["ab"]
+
+
+@pytest.mark.parametrize("off", [-NEWEST_BLOCK_MS - 1000, NEWEST_BLOCK_MS + 1000])
+async def test_newest_block_far_from_the_clock_proves_nothing(
+    rig: Rig, daemons: Daemons, off: int
+) -> None:
+    daemons.mined_at = rig.clock.now + off
+    with pytest.raises(OutgoingUnknown):
+        await outgoing_of(daemons, rig).unknown()
+    assert await outgoing_of(daemons, rig, mines_on_demand=True).unknown() == ["ab"]
+
+
+async def test_node_below_a_block_that_was_read_is_late(rig: Rig, daemons: Daemons) -> None:
+    await read_blocks(rig, 100)
+    with pytest.raises(OutgoingUnknown) as found:
+        await outgoing_of(daemons, rig).unknown()
+    assert "newest block is 99, and block 100 was read before" in found.value.problem
+    daemons.height_now = daemons.top = 101
+    assert await outgoing_of(daemons, rig).unknown() == ["ab"]
+
+
+async def test_time_of_a_block_of_another_branch_proves_nothing(
+    rig: Rig, daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of several nodes behind one name have answered."""
+
+    async def another(height: int) -> BlockHeader:
+        return BlockHeader(height, "other", "other", rig.clock.now // 1000)
+
+    monkeypatch.setattr(daemons, "header_at", another)
+    with pytest.raises(Unavailable, match="chain moved"):
+        await outgoing_of(daemons, rig).unknown()
 
 
 async def test_unknown_spend_in_the_pool_is_waited_for(rig: Rig, daemons: Daemons) -> None:
     outgoing = outgoing_of(daemons, rig)
     daemons.spent = {"free": Spent.UNSPENT, "ours": Spent.IN_POOL, "lost": Spent.IN_POOL}
     daemons.live = {"ours"}
-    with pytest.raises(SpendWaits) as found:
+    with pytest.raises(OutgoingUnknown) as found:
         await outgoing.unknown()
     assert "what spends 1 outputs" in found.value.problem
     assert daemons.asked_from == []
@@ -340,12 +429,12 @@ async def test_outputs_are_listed_again_after_a_block_or_a_pause(
     outgoing = outgoing_of(daemons, rig)
     daemons.spent = {"lost": Spent.IN_POOL}
     for _ in range(600):
-        with pytest.raises(SpendWaits):
+        with pytest.raises(OutgoingUnknown):
             await outgoing.unknown()
         rig.steady.now += 2000
     assert daemons.lists == 23, "in 20 minutes: after 4, 8, 16, 32 s, then once a minute"
     daemons.height_now = daemons.top = 101
-    with pytest.raises(SpendWaits):
+    with pytest.raises(OutgoingUnknown):
         await outgoing.unknown()
     assert daemons.lists == 24
 
@@ -356,15 +445,15 @@ async def test_spend_mined_during_the_check_is_listed(rig: Rig, daemons: Daemons
     assert daemons.scanned == daemons.top == 101
 
 
-async def test_pending_spend_holds_payouts_and_is_in_health(
+async def test_unknown_outgoing_holds_payouts_and_is_in_health(
     rig: Rig,
 ) -> None:
-    rig.wallet.failure = SpendWaits(2)
+    rig.wallet.failure = OutgoingUnknown("the pool has what spends 2 outputs")
     for _ in range(3):
         with pytest.raises(Unavailable, match="not known yet"):
             await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
         rig.steady.now += LOOK_TIMEOUT_MS
-    assert "the node's pool has what spends 2 outputs" in str((await rig.engine.health()).detail)
+    assert "the pool has what spends 2 outputs" in str((await rig.engine.health()).detail)
     rig.wallet.failure = None
     await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
     assert rig.signed == ["monero"]

@@ -58,7 +58,7 @@ _ADD: Final = (
 )
 _IS_OPEN: Final = (
     "SELECT 1 FROM transfers WHERE transfer_id = :transfer_id"
-    " AND state NOT IN ('planned', 'failed', 'cancelled')"
+    " AND state NOT IN ('failed', 'cancelled')"
     " AND transfer_id NOT IN (SELECT transfer_id FROM closed_by_hand)"
 )
 _IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = :transfer_id"
@@ -221,7 +221,7 @@ class _Closing:
     """One closing over an open database that has no other writer. All methods raise NotAdopted.
 
     ``is_unproven``: the operator says that an XMR payment whose inputs the wallet lacks is not
-    mined.
+    mined; False once that is proven all the same.
     """
 
     settings: Settings
@@ -333,6 +333,7 @@ class _Closing:
                 connection, ledger, clock, options, annotate, is_by_word=self.is_unproven
             )
             rival = await end.end(payment)
+        self.is_unproven = end.took_word
         if rival is None:
             await _abandon(ledger, payment)
         return rival

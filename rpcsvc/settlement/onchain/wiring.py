@@ -206,12 +206,15 @@ async def _engine(
     settings, tables, clock = context.settings.onchain, context.tables, context.clock
     clients = monero_clients(settings, context.lease.has_time)
     ledger = MoneroLedger(tables, journal, row)
-    xmr = MoneroAdapter(*clients, ledger, clock, monero_options(settings))
+    options = monero_options(settings)
+    xmr = MoneroAdapter(*clients, ledger, clock, options)
     reconciliations = {}
     # An operator who wants no audits, or no pause for their findings, wants no reconciliation.
     if settings.audit_seconds and settings.pause_on_difference:
         unrecorded = UnrecordedLedger(tables)
-        outgoing = MoneroOutgoing(*clients, ledger, unrecorded)
+        outgoing = MoneroOutgoing(
+            xmr.connection, ledger, unrecorded, clock, mines_on_demand=options.mines_on_demand
+        )
         reconciliations[XMR] = StartupReconciliation(outgoing, unrecorded, guard.switch, clock)
     unserved = await UnservedOrders.find(tables, frozenset((*xmr.networks, *usdc.networks)))
     return OnchainEngine(

@@ -57,21 +57,21 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
         options: MoneroOptions,
     ) -> None:
         self._options = options
-        self._connection = MoneroConnection(node, wallet, ledger, options)
-        self._addresses = self._connection.addresses
-        self._deposits = DepositScanner(self._connection, ledger, clock, options)
-        self.payments = MoneroPayments(self._connection, ledger, clock, options)
+        self.connection = MoneroConnection(node, wallet, ledger, options)
+        self._addresses = self.connection.addresses
+        self._deposits = DepositScanner(self.connection, ledger, clock, options)
+        self.payments = MoneroPayments(self.connection, ledger, clock, options)
         self._fees = self.payments.fees
-        self._recovery = MoneroReorgRecovery(self._connection, ledger, options)
+        self._recovery = MoneroReorgRecovery(self.connection, ledger, options)
         self._inventory = MoneroInventory(
-            self._connection, self.payments, self._fees, clock, options
+            self.connection, self.payments, self._fees, clock, options
         )
         self.networks = {NETWORK: self}
 
     @override
     async def start(self) -> None:
-        self._connection.node.rpc.open()
-        self._connection.wallet.rpc.open()
+        self.connection.node.rpc.open()
+        self.connection.wallet.rpc.open()
         await self.maintain()
 
     @override
@@ -79,14 +79,14 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
         try:
             await self._addresses.close()
         finally:
-            await self._connection.wallet.rpc.close()
-            await self._connection.node.rpc.close()
+            await self.connection.wallet.rpc.close()
+            await self.connection.node.rpc.close()
 
     # --- taking orders -------------------------------------------------------------------------
 
     @override
     def require_ready(self) -> None:
-        if self._connection.problem is not None:
+        if self.connection.problem is not None:
             raise Unavailable("XMR can't be settled right now. Try again later.")
         if self._addresses.ready == 0:
             raise Unavailable("No XMR deposit address is ready. Try again in a moment.")
@@ -122,7 +122,7 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
 
     @override
     def state(self) -> NetworkState:
-        found = self._connection
+        found = self.connection
         return NetworkState(
             found.block_age(),
             self._inventory.outputs(),
@@ -144,11 +144,11 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
     @override
     async def observe(self) -> Observation:
         try:
-            with self._connection.watched():
-                info = await self._connection.check_node()
+            with self.connection.watched():
+                info = await self.connection.check_node()
                 if self._deposits.may_rest(info, is_paying=self.payments.is_paying):
                     return Observation()
-                found = await self._deposits.observe(await self._connection.ready(info))
+                found = await self._deposits.observe(await self.connection.ready(info))
         except Unavailable:
             return Observation()  # health says why; a later pass sees the deposits
         at = self._deposits.complete_until
@@ -175,8 +175,8 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
     @override
     async def maintain(self) -> None:
         try:
-            with self._connection.watched():
-                info = await self._connection.ready()
+            with self.connection.watched():
+                info = await self.connection.ready()
                 await self._fees.poll()
                 await self._addresses.refill()
                 await self._recovery.poll(info)
@@ -185,7 +185,7 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
             log.info("monero_maintenance_postponed", reason=reason.message)
 
     async def _maintain_outputs(self) -> None:
-        info = await self._connection.in_step()
+        info = await self.connection.in_step()
         await self._inventory.poll(info)
         if await self._inventory.keep_up():
             await self._inventory.poll(info)
@@ -194,7 +194,7 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
     async def conditions(self) -> list[Condition]:
         has_address, is_known = self._addresses.left > 0, self._inventory.is_known
         found = [
-            *self._connection.conditions(),
+            *self.connection.conditions(),
             *faults(
                 None if has_address else "no deposit address is left",
                 None if is_known else "what the wallet holds is not known yet",

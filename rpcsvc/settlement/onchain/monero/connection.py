@@ -194,7 +194,7 @@ class MoneroConnection:
         """Return a message for the operator when the chain has stopped; None on regtest, which
         mines on demand.
         """
-        if self._options.nettype == "fakechain":
+        if self._options.mines_on_demand:
             return None
         return self._stall_detector.problem("the Monero node")
 

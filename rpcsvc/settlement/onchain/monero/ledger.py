@@ -224,6 +224,17 @@ class MoneroLedger:
         row = await self._db.fetch_one("SELECT max(height) AS height FROM monero_cursor")
         return None if row is None or row["height"] is None else int(row["height"])
 
+    async def newest_payment_height(self) -> int:
+        """The block of the newest payment on record; without one the oldest scanned block that is
+        kept, or 0.
+        """
+        sql = (
+            "SELECT coalesce((SELECT max(height) FROM monero_payments),"
+            " (SELECT min(height) FROM monero_cursor), 0) AS height"
+        )
+        row = await self._db.fetch_one(sql)
+        return int(row["height"]) if row else 0
+
     async def deposit(self, txid: str, minor: int) -> DepositRecord | None:
         """Return a deposit; None if it is not on record."""
         sql = f"{_SELECT_DEPOSIT} WHERE d.txid = :txid AND d.minor = :minor"

@@ -38,6 +38,7 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
 from rpcsvc.settlement.onchain.monero.records import (
+    UNPUBLISHED,
     MoneroOptions,
     MoneroPayment,
     MoneroPaymentOrder,
@@ -75,7 +76,6 @@ _FURTHER_WEIGHT: Final = 355
 _LOOKED_MS: Final = 5_000
 # Addresses whose check is remembered: those of the payouts that wait.
 _MOST_CHECKED: Final = 1_000
-_UNPUBLISHED = (MoneroPaymentState.PREPARED, MoneroPaymentState.RELAYING)
 # Codes about the wallet, not about this payment.
 _NO_WALLET = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
 _SHORT_OF_MONEY = (
@@ -328,7 +328,7 @@ class MoneroPayments(Payments):
 
     async def _require_published(self) -> None:
         """Raise Unavailable while a payment is signed and not on the network."""
-        for earlier in await self._ledger.payments_in(*_UNPUBLISHED):
+        for earlier in await self._ledger.payments_in(*UNPUBLISHED):
             verdict = await self._verdict(earlier)
             if verdict.outcome not in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
                 raise Unavailable(
@@ -504,7 +504,7 @@ class MoneroPayments(Payments):
         Likewise payments that the payment journal brought back, of orders that the database lacks.
         """
         async with self._writer:
-            live = await self._ledger.payments_in(*_UNPUBLISHED, MoneroPaymentState.PUBLISHED)
+            live = await self._ledger.payments_in(*UNPUBLISHED, MoneroPaymentState.PUBLISHED)
             own = [item for item in live if item.purpose is MoneroPurpose.UPKEEP]
             due = [*own, *await self._ledger.without_order()]
             self._backoff.forget_all_but({item.payment_id for item in due})
@@ -529,12 +529,26 @@ class MoneroPayments(Payments):
 
     async def _overdue(self) -> str | None:
         now = self._clock.now_ms()
-        for item in await self._ledger.payments_in(*_UNPUBLISHED):
+        for item in await self._ledger.payments_in(*UNPUBLISHED):
             if item.prepared_at < now - _LONG_MS:
-                return _reported(item, "is signed and the network does not take it") + _ending(item)
+                return self._reported(item, "is signed and the network does not take it")
         for item in await self._unmined(_UNMINED_MS):
-            return _reported(item, "was published and is not mined for long") + _ending(item)
+            return self._reported(item, "was published and is not mined for long")
         return None
+
+    def _reported(self, payment: MoneroPayment, problem: str) -> str:
+        """Return a problem for the operator: whether the node may know more than it shows, and what
+        ends a payment that the node refuses permanently.
+        """
+        spent = ", and something has spent an input of it" if payment.conflict is not None else ""
+        since = iso8601(payment.relayed_at or payment.prepared_at)
+        if payment.purpose is MoneroPurpose.UPKEEP:
+            blocks = self._options.failed_after
+            end = f"it pays nobody, and is given up once its node has lacked it for {blocks} blocks"
+        else:
+            name = payment.payees[0].transfer_id
+            end = f"if its node refuses it for good: rpcsvc payouts close {name} --note TEXT"
+        return f"payment {payment.payment_id} {problem}, since {since}{spent}; {end}"
 
     async def _unmined(self, since_ms: int) -> list[MoneroPayment]:
         """Return published payments that no block has taken for longer than ``since_ms``."""
@@ -548,7 +562,7 @@ class MoneroPayments(Payments):
 
     async def under_way(self) -> frozenset[tuple[str, MoneroPaymentState]]:
         """The id and state of each unsettled payment: a change may change the spendable outputs."""
-        live = await self._ledger.payments_in(*_UNPUBLISHED, MoneroPaymentState.PUBLISHED)
+        live = await self._ledger.payments_in(*UNPUBLISHED, MoneroPaymentState.PUBLISHED)
         return frozenset((item.payment_id, item.state) for item in live)
 
     @property
@@ -558,7 +572,7 @@ class MoneroPayments(Payments):
 
     async def is_busy(self) -> bool:
         """Whether a payment is signed and not known to be on the network."""
-        return bool(await self._ledger.payments_in(*_UNPUBLISHED))
+        return bool(await self._ledger.payments_in(*UNPUBLISHED))
 
     @override
     async def receipt(self, transfer: Transfer) -> dict[str, Any]:
@@ -593,21 +607,6 @@ class MoneroPayments(Payments):
 
 def _own_destination() -> TransferRejected:
     return TransferRejected("the destination is an address of the service itself")
-
-
-def _ending(payment: MoneroPayment) -> str:
-    """Return the operator's command for a payment that its node refuses permanently."""
-    if payment.purpose is not MoneroPurpose.TRANSFER:
-        return ""
-    name = payment.payees[0].transfer_id
-    return f"; if its node refuses it for good: rpcsvc payouts close {name} --note TEXT"
-
-
-def _reported(payment: MoneroPayment, problem: str) -> str:
-    """Return a problem in words for the operator, and that the node may know more than it shows."""
-    spent = ", and something has spent an input of it" if payment.conflict is not None else ""
-    since = iso8601(payment.relayed_at or payment.prepared_at)
-    return f"payment {payment.payment_id} {problem}, since {since}{spent}"
 
 
 def _payees(transfers: Sequence[Transfer]) -> tuple[Payee, ...]:

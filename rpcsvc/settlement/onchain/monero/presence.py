@@ -30,6 +30,7 @@ from rpcsvc.settlement.onchain.monero.monerod import (
 )
 from rpcsvc.settlement.onchain.monero.records import (
     NETWORK,
+    UNPUBLISHED,
     Cursor,
     MoneroOptions,
     MoneroPayment,
@@ -220,6 +221,7 @@ class MoneroPayoutEnd:
 
     ``annotate`` records, before it is published, a transaction of the wallet to itself.
     ``is_by_word``: the operator has asked other nodes, and says that a payment is on none of them.
+    ``took_word``: whether a payment was ended by that alone.
     """
 
     def __init__(
@@ -237,6 +239,7 @@ class MoneroPayoutEnd:
         self._options = options
         self._annotate = annotate
         self._is_by_word = is_by_word
+        self.took_word = False
         self._spent = SpentInputs(connection, clock)
 
     async def end(self, payment: MoneroPayment) -> str | None:
@@ -360,6 +363,7 @@ class MoneroPayoutEnd:
                 f" {', '.join(payment.key_images)}. Only if all of them are up to date and none"
                 " has it or has an input spent: the same with --unproven."
             )
+        self.took_word = True
 
 
 class MoneroReorgRecovery:
@@ -512,14 +516,15 @@ class MoneroReorgRecovery:
     async def _abandon_upkeep(self, info: NodeInfo) -> None:
         """Give up payments of the wallet to itself that the node has refused for many blocks.
 
-        The outputs that they spend, or hide among, may be gone permanently. Nobody is owed these
-        payments, and if one is mined all the same, nothing has left the wallet.
+        The outputs that they spend, or hide among, may be gone permanently. One that the network
+        never had would keep everything else from being signed. Nobody is owed these payments, and
+        if one is mined all the same, nothing has left the wallet.
         """
-        published = await self._ledger.payments_in(MoneroPaymentState.PUBLISHED)
+        live = await self._ledger.payments_in(*UNPUBLISHED, MoneroPaymentState.PUBLISHED)
         settled = await self._ledger.settled_above(info.height)
         away = {
             item.txid: item
-            for item in (*published, *settled)
+            for item in (*live, *settled)
             if item.purpose is MoneroPurpose.UPKEEP and item.height is None
         }
         found = await self._connection.find_transactions(list(away))

@@ -80,6 +80,11 @@ class MoneroOptions(Redacted, frozen=True):
         return "mainnet" if self.nettype == "fakechain" else self.nettype
 
     @property
+    def mines_on_demand(self) -> bool:
+        """Whether blocks come when a test asks for them: their age says nothing then."""
+        return self.nettype == "fakechain"
+
+    @property
     def network_name(self) -> str:
         """The network's name for those who pay and are paid."""
         return _NETWORK_NAMES[self.nettype]
@@ -153,6 +158,10 @@ class MoneroPaymentState(StrEnum):
     def is_over(self) -> bool:
         """Whether its bytes must not be published."""
         return self is MoneroPaymentState.FAILED
+
+
+# Signed, and not known to be on the network.
+UNPUBLISHED: Final = (MoneroPaymentState.PREPARED, MoneroPaymentState.RELAYING)
 
 
 class MoneroPurpose(StrEnum):

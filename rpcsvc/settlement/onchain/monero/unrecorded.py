@@ -1,9 +1,10 @@
 """XMR wallet transactions on no record: found at the start, adopted by the operator.
 
 A restored database does not know what was paid since. The wallet is asked once for what it sent
-since the newest block on record; a transaction that is not on record pauses payouts. A wallet that
-was restored or killed does not list a transaction before it is mined: a spend in the node's pool of
-an output that the wallet believes unspent shows that one.
+since the newest payment on record; a transaction that is not on record pauses payouts. A wallet
+that was restored or killed lists a transaction only once its node shows it in a block: a spend in
+the node's pool of an output that the wallet believes unspent shows one before, and the node's
+newest block must be a few minutes old.
 
 A transaction is adopted as the payment of transfers if the wallet lists it as its own, the node has
 it, and its key shows that it paid each address exactly the transfer's units. Source: the daemon and
@@ -19,15 +20,15 @@ from typing import Final
 import structlog
 from msgspec import Struct
 
-from rpcsvc.clock import Clock, steady_ms
+from rpcsvc.clock import Clock, iso8601, steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.backoff import Backoff
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
-from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
+from rpcsvc.settlement.onchain.monero.monerod import NodeBytes, Spent
 from rpcsvc.settlement.onchain.monero.records import (
     NETWORK,
     MoneroPayment,
@@ -35,7 +36,7 @@ from rpcsvc.settlement.onchain.monero.records import (
     MoneroPurpose,
     Payee,
 )
-from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
+from rpcsvc.settlement.onchain.monero.wallet import list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletCode,
     WalletTransfer,
@@ -62,6 +63,9 @@ log = structlog.get_logger(__name__)
 _MARGIN: Final = 20
 _SENT: Final = (WalletTransferKind.OUTGOING, WalletTransferKind.PENDING)
 _WALLET: Final = "the Monero wallet"
+# Blocks come every two minutes: at one start in some 20,000 none has come for so long, and it
+# waits. Clocks of miners are off by minutes at most.
+NEWEST_BLOCK_MS: Final = 20 * 60_000
 LOOK_TIMEOUT_MS: Final = 10 * 60_000
 # To list a wallet's outputs takes long where there are many, and only a block ends most waits.
 _FIRST_PAUSE_MS: Final = 4_000
@@ -69,35 +73,37 @@ _LONGEST_PAUSE_MS: Final = 60_000
 _SPEND: Final = "spend"
 
 
-class SpendWaits(Unavailable):
-    """The pool has a transaction that spends outputs of the wallet, which does not know of it."""
+class OutgoingUnknown(Unavailable):
+    """The wallet may have sent what it does not list. ``problem``: why, for the operator."""
 
-    def __init__(self, outputs: int) -> None:
+    def __init__(self, problem: str) -> None:
         super().__init__("What left the XMR wallet is not known yet. Try again later.")
-        self.problem = (
-            f"the node's pool has what spends {outputs} outputs that {_WALLET} takes to be unspent:"
-            " nothing is signed with it before that is in a block, or dropped"
-        )
+        self.problem = f"{problem}: nothing is signed with {_WALLET} before that"
 
 
 class MoneroOutgoing:
-    """The outgoing transactions of the operator's Monero wallet since the newest block on
-    record.
+    """The outgoing transactions of the operator's Monero wallet since the newest payment on record.
+
+    ``mines_on_demand``: the chain is for tests, and its newest block may be of any age.
     """
 
     def __init__(
         self,
-        node: MonerodClient,
-        wallet: WalletClient,
+        connection: MoneroConnection,
         ledger: MoneroLedger,
         unrecorded: UnrecordedLedger,
+        clock: Clock,
         *,
+        mines_on_demand: bool = False,
         steady: Callable[[], int] = steady_ms,
     ) -> None:
-        self._node = node
-        self._wallet = wallet
+        self._connection = connection
+        self._node = connection.node
+        self._wallet = connection.wallet
         self._ledger = ledger
         self._unrecorded = unrecorded
+        self._clock = clock
+        self._mines_on_demand = mines_on_demand
         self._backoff = Backoff(steady, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._waiting = 0
 
@@ -105,21 +111,24 @@ class MoneroOutgoing:
         """Return transactions on no record; none before the service's first scan, when nothing is
         owed.
 
-        Raises RpcFailure and SpendWaits; errors.Unavailable while the wallet is not the service's,
-        or has not scanned the node's whole chain.
+        Raises RpcFailure and OutgoingUnknown; errors.Unavailable while the wallet is not the
+        service's, or not at its node's newest block.
         """
-        since = await self._ledger.scanned_height()
-        if since is None:
+        if await self._ledger.scanned_height() is None:
             return []
-        await self._require_no_spend(await self._require_ready())
-        await self._require_ready()  # transactions mined since are listed now
-        sent = await self._wallet.transfers(max(since - _MARGIN, 0), _SENT)
+        await self._require_no_spend(await self._require_newest())
+        await self._require_newest()  # transactions mined since are listed now
+        # Not since the newest block on record: while this waits, the scan of deposits goes on.
+        since = max(await self._ledger.newest_payment_height() - _MARGIN, 0)
+        sent = await self._wallet.transfers(since, _SENT)
         return await self._unrecorded.not_on_record({item.txid for item in sent})
 
     async def _require_no_spend(self, top: str) -> None:
-        """Raise SpendWaits while one waits in the pool; ``top``: the hash of the newest block."""
+        """Raise OutgoingUnknown while one waits in the pool; ``top``: the hash of the newest
+        block.
+        """
         if not self._backoff.is_due(_SPEND, top):
-            raise SpendWaits(self._waiting)
+            raise _spend_waits(self._waiting)
         listed, _ = await list_unspent(self._wallet)
         seen = await self._node.key_images([item.key_image for item in listed if not item.spent])
         waiting = [image for image, where in seen.items() if where is Spent.IN_POOL]
@@ -127,19 +136,46 @@ class MoneroOutgoing:
         if unknown:
             self._waiting = unknown
             self._backoff.note(_SPEND, top)
-            raise SpendWaits(unknown)
+            raise _spend_waits(unknown)
         self._backoff.forget(_SPEND)
 
-    async def _require_ready(self) -> str:
-        """The hash of the node's newest block, which the wallet has scanned."""
+    async def _require_newest(self) -> str:
+        """Return the hash of the network's newest block, which the wallet has scanned.
+
+        A late node names an old one, of several behind one name too: then a payment in a later
+        block is not listed by a wallet that was restored from its words.
+        """
         known = await self._ledger.wallet()
         if known is None or await self._wallet.primary_address() != known.primary_address:
             raise Unavailable("The wallet that is open is not the service's.")
-        await self._wallet.refresh()
-        scanned, top = await self._wallet.height(), await self._node.info()
-        if scanned < top.height:
-            raise Unavailable(f"The wallet is at height {scanned}, the node at {top.height}.")
-        return top.top_hash
+        try:
+            info = await self._connection.in_step()
+        except ChainUnusable as found:  # health says it already
+            raise Unavailable(f"The Monero node can't be relied on: {found}") from found
+        height, scanned = info.height - 1, await self._ledger.scanned_height()
+        if scanned is not None and scanned > height:
+            raise OutgoingUnknown(
+                f"the Monero node's newest block is {height}, and block {scanned} was read before:"
+                " it is late, wait or set onchain.monerod_url to another one"
+            )
+        header = await self._node.header_at(height)
+        if header is None or header.hash != info.top_hash:
+            raise Unavailable("The Monero chain moved while its node was asked.")
+        off = abs(self._clock.now_ms() - header.timestamp * 1000)
+        if off > NEWEST_BLOCK_MS and not self._mines_on_demand:
+            raise OutgoingUnknown(
+                f"the Monero node's newest block, {height}, is of"
+                f" {iso8601(header.timestamp * 1000)}, {off // 60_000} min from this machine's"
+                " clock: wait for a block, and check the clock and that the node has all blocks"
+            )
+        return info.top_hash
+
+
+def _spend_waits(outputs: int) -> OutgoingUnknown:
+    return OutgoingUnknown(
+        f"the node's pool has what spends {outputs} outputs that {_WALLET} takes to be unspent:"
+        " wait until that is in a block, or dropped"
+    )
 
 
 class StartupReconciliation:
@@ -189,8 +225,10 @@ class StartupReconciliation:
         except RpcFailure as failure:
             self._failed(failure)
             return
-        except SpendWaits as found:
-            self._problem = found.problem
+        except Unavailable as reason:
+            self._failing_since = None
+            if isinstance(reason, OutgoingUnknown):
+                self._problem = reason.problem
             raise
         self._failing_since = None
         if unrecorded:
