@@ -351,7 +351,7 @@ class Operator:
         return bool(answer.get("moved"))
 
     async def treasury(self) -> dict[str, Any]:
-        """What `rpcsvc treasury` shows."""
+        """Return the view that `rpcsvc treasury` shows."""
         return await self._universe.administer("admin.treasury.show", self._chance, {})
 
     async def pay_back(self) -> None:
