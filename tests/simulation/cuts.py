@@ -28,7 +28,9 @@ from rpcsvc.settlement.onchain.journal.files import PlaceWriter
 from tests.simulation.daemons import NO_FAULTS
 from tests.simulation.database import nothing
 from tests.simulation.evm import GWEI, Holding
-from tests.simulation.monero import MonerodName
+from tests.simulation.evm_networks import BASE
+from tests.simulation.monero import SPENDABLE_AGE, MonerodName, Paid
+from tests.simulation.monero_wallet import address_of
 from tests.simulation.onchain import DEAREST, POOR, PUBLISHING, RICH, OnchainUniverse
 from tests.simulation.runs import Outcome, run_made
 from tests.simulation.signers import key_of
@@ -63,6 +65,8 @@ _LATE: Final = (
 _BY_HAND: Final = "unrecorded_transaction"
 # What they say of a deposit that only a replaced branch has, where the wallet's node kept that.
 _OF_A_BRANCH: Final = ("audit: deposit_not_credited of", "audit: deposit_missing of")
+# What they say of a settled payout whose inputs a branch has taken.
+_OF_A_PAYOUT: Final = "audit: not_on_chain of"
 _REMOVED: Final = "SELECT order_seq FROM event_log WHERE event = 'DepositRemoved'"
 _SHORT: Final = "is short of ether for gas"
 # So long (s) the daemons are gone, or a replica is paused.
@@ -81,6 +85,11 @@ _LAG, _SHALLOW = 60, 2
 _INDEXED: Final = 10
 # Blocks of Monero that a node lacks which answers alone: an order's deposit, and its payout.
 _LATE_BY: Final = 20
+# So long (s) the nodes of one network hang, and after so long the orders of another one are over.
+_HUNG, _UNHINDERED = 600, 300
+# Piconero of each of many small outputs: a payout takes several.
+_SMALL: Final = XMR // 5
+_STATUS: Final = "SELECT status FROM orders WHERE order_id = ?"
 # More blocks than a scan reads again, and those that the wallet lacks of as many.
 _UNREAD, _WALLET_LAG = 8, 2
 # So long (s) after another the next one pays: it is not signed for together with that one.
@@ -92,8 +101,10 @@ class Scenario(NamedTuple):
 
     Units of None: by signing. ``hot``: what the hot wallet begins with. ``withdrawn``: units that
     the operator takes out, by network. ``strike``: what happens at an effect. ``nodes``: of each
-    chain, behind one name. ``again``: each pays once more when all is over. ``apart``: seconds from
-    one payment to the next. ``most``: effects at which it is struck.
+    chain, behind one name. ``chains``: EVM chains that orders are on in turn. ``xmr``: outputs of
+    the wallet in place of many large ones, those that last and those that a branch takes back.
+    ``again``: each pays once more when all is over. ``apart``: seconds from one payment to the
+    next. ``most``: effects at which it is struck.
     """
 
     orders: Sequence[tuple[str, int | None]] = ()
@@ -123,8 +134,12 @@ class Scenario(NamedTuple):
         "displace",
         "fail_over",
         "fall_behind",
+        "hang",
+        "take_inputs",
     ] = "kill"
     nodes: int = 1
+    chains: int = 1
+    xmr: tuple[int, int] | None = None
     tiers: Tiers = _FINAL_ONLY
     again: bool = False
     apart: int = 0
@@ -179,6 +194,9 @@ SCENARIOS: Final = {
     "early": Scenario([_USDC_IN, ("x2u", 12 * XMR // 10)] * 2, tiers=_EARLY),
     "fail-over": Scenario([_USDC_IN, _XMR_IN], strike="fail_over"),
     "fail-over-of-two": Scenario([_USDC_IN, _XMR_IN], replicas=2, strike="fail_over"),
+    "hung-network": Scenario([_USDC_IN, _USDC_IN, _XMR_IN, _XMR_IN], chains=2, strike="hang"),
+    "lost-inputs": Scenario([_USDC_IN], xmr=(0, 30), strike="take_inputs"),
+    "lost-input": Scenario([_USDC_IN], xmr=(30, 30), strike="take_inputs"),
     "restore": Scenario([_USDC_IN, _XMR_IN, ("u2x", 60_000 * USDC)], strike="copy"),
 }
 
@@ -194,6 +212,8 @@ class CutUniverse(OnchainUniverse):
         self._cuts = cuts
         self._copied: sqlite3.Connection | None = None
         self._pays_again = scenario.again
+        if scenario.strike == "take_inputs":
+            self.most_waits = 5  # nothing but the operator ends what has lost its inputs
 
     @override
     def _opening_holding(self, chance: random.Random) -> Holding:
@@ -202,6 +222,26 @@ class CutUniverse(OnchainUniverse):
     @override
     def _wallet_node(self) -> MonerodName:
         return self.monerod  # it finds deposits of a branch there
+
+    @override
+    def _has_second_chain(self) -> bool:
+        return self._scenario.chains > 1
+
+    @override
+    def chain_of(self, number: int, chance: random.Random) -> str:
+        drawn = super().chain_of(number, chance)
+        return drawn if len(self.chains) == 1 else self.chains[number % len(self.chains)]
+
+    @override
+    def _fund_monero(self) -> None:
+        if self._scenario.xmr is None:
+            super()._fund_monero()
+            return
+        lasting, doomed = self._scenario.xmr
+        if lasting:
+            self.monero.pay([Paid(address_of(0), _SMALL)] * lasting)
+        self._funding = self.monero.pay([Paid(address_of(0), _SMALL)] * doomed)
+        self.monero.mine(SPENDABLE_AGE + 1)
 
     @override
     def _node_count(self, chance: random.Random) -> int:
@@ -266,8 +306,8 @@ class CutUniverse(OnchainUniverse):
     async def _pay_all(self, placed: Sequence[Order]) -> None:
         for order, (_, units) in zip(placed, self._scenario.orders, strict=True):
             if units is None:
-                key = key_of(SEED, order.number)
-                await self.signers.pay(order.order_id, key, random.Random(SEED))
+                key, chain = key_of(SEED, order.number), self.evms[order.chain].chain
+                await self.signers.pay(order.order_id, chain, key, random.Random(SEED))
             else:
                 await self.send(order, units)
             await asyncio.sleep(self._scenario.apart)
@@ -355,6 +395,28 @@ class CutUniverse(OnchainUniverse):
         """Have a node of Monero that lacks blocks answer alone for a while."""
         self.leave_late_node(self.monerods[-1], _LATE_BY)
         self.later(_GONE, self.bring_nodes_back)
+
+    def strike_hang(self) -> None:
+        """Have the nodes of one of two networks answer nothing; the orders of the other go on."""
+        self.network.hung[f"{BASE.host}:80"] = True
+        self.later(_HUNG, self.network.hung.clear)
+        self.later(_UNHINDERED, self._require_other_orders)
+
+    def _require_other_orders(self) -> None:
+        for order in self.orders.values():
+            row = self.server.connection.execute(_STATUS, (order.order_id,)).fetchone()
+            if order.chain != BASE.name and row["status"] not in _ENDED:
+                self.violated(f"{order.order_id} on {order.chain} waits for {BASE.name}: {row[0]}")
+
+    def strike_take_inputs(self) -> None:
+        """Have a branch in which who funded the wallet has spent that money otherwise.
+
+        What was signed with it can't be mined any more.
+        """
+        self.operator.expects += (_OF_A_PAYOUT,)
+        txid, height = self._funding.txid, self.monero.heights[self._funding.txid]
+        depth = len(self.monero.blocks) - height
+        self._replace_xmr(txid, self._funding.images[0], depth)
 
     def strike_leave(self) -> None:
         """Have no daemon answer for a while, not even what it has done."""
@@ -477,6 +539,8 @@ class CutUniverse(OnchainUniverse):
     @override
     async def _sickness(self, replica: Replica) -> str:
         problem = await super()._sickness(replica)
+        if problem and self._scenario.strike == "take_inputs":
+            problem = await super()._sickness(replica)  # a lost split is given up after 30 blocks
         is_short = self._scenario.hot.ether == _ETHER and problem.endswith(_SHORT)
         return "" if is_short else problem
 

@@ -86,6 +86,8 @@ class Network:
         self._outside = copy_context()
         self._outside.run(ACTOR.set, None)
         self.away: list[str] = []
+        # Hosts that answer nothing, and whether they carry out what they are asked.
+        self.hung: dict[str, bool] = {}
         # Methods whose requests reach no daemon.
         self.blocked: frozenset[str] = frozenset()
         # Called with the method of each request, before its daemon acts and after it has.
@@ -128,6 +130,8 @@ class Network:
         host, faults = f"{url.host}:{url.port}", self.faults
         asked = orjson.loads(body)
         names = [item.get("method", url.path) for item in _each(asked)]
+        if self.hung.get(host) is False:
+            return
         is_away = host in self.away or not self.blocked.isdisjoint(names)
         if is_away or self._strikes(faults.unreached):
             self._end(answer, not_reached(url))
@@ -139,6 +143,8 @@ class Network:
             self._watched(names, is_done=False)
             content = _answered(self._daemons[host], url.path, asked)
             self._watched(names, is_done=True)
+            if host in self.hung:
+                return
             if self._strikes(faults.lost):
                 self._end(answer, ServerDisconnectedError())
             elif self._strikes(faults.cut):

@@ -28,7 +28,8 @@ _LATE_ANSWERS: Final = 100
 _SETTLED: Final = (
     "deposits", "effects", "evm_payments", "monero_payments", "payment_journal", "wallet_states",
 )  # fmt: skip
-_PAYMENTS: Final = ("evm_payments", "monero_payments")
+# Tables of payments, and the network of a new row in SQL.
+_PAYMENTS: Final = {"evm_payments": "NEW.network", "monero_payments": "'monero'"}
 # So long after a pause, what a replica decided to before is given out.
 _PAUSING_MS: Final = 60_000
 
@@ -87,9 +88,9 @@ class DatabaseServer:
                 f" WHEN NEW.state = 'confirmed'{when}"
                 " BEGIN SELECT counted(NEW.network, NEW.txid, NEW.order_id); END"
             )
-        # Called when a payment was signed, before it is on record, with its table and id: what the
-        # schema would refuse then must not have been signed.
-        self.signed: Callable[[str, str], None] = lambda _table, _payment_id: None
+        # Called when a payment was signed, before it is on record, with its network and id: what
+        # the schema would refuse then must not have been signed.
+        self.signed: Callable[[str, str], None] = lambda _network, _payment_id: None
         self.connection.create_function("signed", 2, self._call_signed)
         # Called when a payment was signed for a nonce that is another's, with the nonce.
         self.nonce_taken: Callable[[int], None] = lambda _nonce: None
@@ -103,7 +104,7 @@ class DatabaseServer:
         # Called when a payment is called settled, or failed, with its table and id.
         self.ended: Callable[[str, str], None] = lambda _table, _payment_id: None
         self.connection.create_function("ended", 2, self._call_ended)
-        for table in _PAYMENTS:
+        for table, network in _PAYMENTS.items():
             self.connection.execute(
                 f"CREATE TEMP TRIGGER {table}_ended AFTER UPDATE OF state ON main.{table} WHEN"
                 " NEW.state <> OLD.state AND NEW.state IN ('settled', 'failed')"
@@ -111,7 +112,7 @@ class DatabaseServer:
             )
             self.connection.execute(
                 f"CREATE TEMP TRIGGER {table}_recorded BEFORE INSERT ON main.{table}"
-                f" BEGIN SELECT signed('{table}', NEW.payment_id); END"
+                f" BEGIN SELECT signed({network}, NEW.payment_id); END"
             )
             self.connection.execute(
                 f"CREATE TEMP TRIGGER {table}_signed AFTER INSERT ON main.{table} WHEN NEW.purpose"
@@ -153,8 +154,8 @@ class DatabaseServer:
     def _call_counted(self, network: str, txid: str, order_id: str) -> None:
         self.counted(network, txid, order_id)
 
-    def _call_signed(self, table: str, payment_id: str) -> None:
-        self.signed(table, payment_id)
+    def _call_signed(self, network: str, payment_id: str) -> None:
+        self.signed(network, payment_id)
 
     def _call_nonce_taken(self, nonce: int) -> None:
         self.nonce_taken(nonce)

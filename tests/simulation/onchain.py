@@ -31,12 +31,13 @@ from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, EvmSigner, HdKe
 from rpcsvc.settlement.onchain.journal import files
 from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
-from tests.simulation.evm import GWEI, Block, EvmChain, Holding, Mined
-from tests.simulation.evm_node import EvmName, EvmNode
+from tests.simulation.evm import GWEI, EvmChain, Holding
+from tests.simulation.evm_networks import ARBITRUM, BASE, EvmNetwork, moves
+from tests.simulation.evm_node import EvmNode
 from tests.simulation.keyrings import KeyRings
 from tests.simulation.monero import MoneroChain, MonerodModel, MonerodName, Paid
 from tests.simulation.monero_wallet import WalletModel, address_of
-from tests.simulation.operator import Operator
+from tests.simulation.operator import Operator, units_of
 from tests.simulation.signers import Signers, key_of
 from tests.simulation.tiers import CONFIRMATIONS, USDC, XMR, Tiers
 from tests.simulation.universe import (
@@ -53,10 +54,6 @@ MNEMONIC: Final = "legal winner thank year wave sausage worth useful legal winne
 _KEYS: Final = HdKeys(MNEMONIC)
 _derive = HdKeys.signer
 _SITE: Final = "http://127.0.0.1:8080"
-_TOKEN: Final = evm_address("token")
-# What orders name, and the test network behind it.
-_MAIN_CHAIN_ID, _CHAIN_ID = 42161, 421614
-_EVM_SECONDS: Final = 6
 # What signs, or gives to the network: around these a crash matters most.
 _CRITICAL: Final = frozenset(
     {"eth_sendRawTransaction", "/send_raw_transaction", "relay_tx", "transfer"}
@@ -68,7 +65,8 @@ _REQUESTS: Final = 50
 _OPENING_OUTPUTS: Final = 60
 # More than the service looks back at its first start.
 _OPENING_BLOCKS: Final = 2_100
-_MOST_WAITS: Final = 30
+# After so long (s) health names what is published and not mined.
+_NAMED_AFTER: Final = 3_600
 # How long (s) a node keeps a replaced branch, and how often it answers, for each time that another
 # one does.
 _KEPT_SECONDS: Final = (30, 90, 300)
@@ -105,10 +103,24 @@ _PATIENCE: Final = 300
 _PIECES: Final = 0.1
 # Of universes with faults, those whose operator pauses and withdraws.
 _BUSY: Final = 0.7
+# Of universes with faults, those with a second EVM chain.
+_TWO_CHAINS: Final = 0.5
+# How long (s) the nodes of one network hang, or lag, while those of the others do not.
+_HANG_SECONDS: Final = (10, 60, 300)
+# Of people who pay USDC where there are two chains, those who pay on the wrong one; and of these,
+# those who do not pay in addition as they should.
+_MISDIRECTED: Final = 0.25
+_MISDIRECTED_ALONE: Final = 0.5
 _UNDER_WAY: Final = (
     "SELECT EXISTS (SELECT 1 FROM deposits WHERE state = 'seen'), EXISTS (SELECT 1 FROM transfers"
     " WHERE state NOT IN ('settled', 'failed', 'cancelled')), EXISTS (SELECT 1 FROM withdrawals"
     " WHERE state NOT IN ('settled', 'failed', 'cancelled'))"
+)
+_SETTLED_XMR: Final = (
+    "SELECT transfer_id, state, txid FROM (SELECT transfer_id, network, state, txid FROM transfers"
+    " UNION ALL SELECT withdrawal_id, network, state, txid FROM withdrawals)"
+    " WHERE network = 'monero' AND state = 'settled'"
+    " AND transfer_id NOT IN (SELECT transfer_id FROM closed_by_hand)"
 )
 _SETTLED: Final = "SELECT address FROM transfers WHERE state = 'settled'"
 # A transfer that began before all faults had ended, and is under way still.
@@ -128,15 +140,19 @@ _SEEN: Final = "SELECT order_id, txid, network FROM deposits WHERE state = 'seen
 _USDC_ON_RECORD: Final = (
     "SELECT state FROM evm_payments JOIN evm_attempts USING (payment_id) WHERE txid = ?"
 )
-_XMR_ON_RECORD: Final = "SELECT state FROM monero_payments WHERE txid = ?"
+# The rival of a payout that is closed is annotated.
+_XMR_ON_RECORD: Final = (
+    "SELECT state FROM monero_payments WHERE txid = ?1 UNION ALL SELECT 'annotated' AS state"
+    " FROM annotated_transactions WHERE network = 'monero' AND txid = ?1"
+)
 # Payments that may be on no network yet; the service's own of USDC hold up no others.
-_UNPUBLISHED: Final = {
-    "evm_payments": "SELECT payment_id, txid FROM evm_payments JOIN evm_attempts"
-    " USING (payment_id) WHERE state = 'prepared' AND purpose = 'transfer'",
-    "monero_payments": "SELECT payment_id, txid FROM monero_payments"
-    " WHERE state IN ('prepared', 'relaying')",
-}
-_NONCE: Final = "SELECT sender, nonce FROM evm_payments WHERE payment_id = ?"
+_UNPUBLISHED: Final = (
+    "SELECT payment_id, txid FROM evm_payments JOIN evm_attempts USING (payment_id)"
+    " WHERE network = :network AND state = 'prepared' AND purpose = 'transfer'"
+    " UNION ALL SELECT payment_id, txid FROM monero_payments"
+    " WHERE :network = 'monero' AND state IN ('prepared', 'relaying')"
+)
+_NONCE: Final = "SELECT network, sender, nonce FROM evm_payments WHERE payment_id = ?"
 _IMAGES: Final = "SELECT key_image FROM monero_key_images WHERE payment_id = ?"
 # So long after a reorganisation, all replicas that run know of it.
 _KNOWN_SECONDS: Final = 120
@@ -168,20 +184,6 @@ _LITTLE: Final = 2 * USDC
 # The dearest gas, in gwei; and what network fees may take of a payment then, in USDC units.
 DEAREST: Final = 20
 _FEES: Final = 18 * USDC
-_CHAINS: Final = f"""
-[chains.arbitrum]
-display_name = "Arbitrum One"
-chain_id = {_MAIN_CHAIN_ID}
-aliases = ["arb"]
-native_token = "ETH"
-usdc_contract = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
-min_swap_usd = 40
-confirmations = {CONFIRMATIONS}
-block_time_ms = {_EVM_SECONDS * 1000}
-test_network = "arbitrum-sepolia"
-test_chain_id = {_CHAIN_ID}
-test_usdc_contract = "{_TOKEN}"
-"""
 
 
 class ChainFaults(NamedTuple):
@@ -228,13 +230,14 @@ class ChainFaults(NamedTuple):
 
 
 class OnchainUniverse(Universe):
-    """One EVM chain, Monero, and the operator's wallets on them.
+    """One EVM chain or two, Monero, and the operator's wallets on them.
 
-    ``operator_addresses``: where the operator takes money out to.
+    ``operator_addresses``: where the operator takes money out to, by network. ``most_waits``: of 40
+    s each, after which what is under way goes on no more by itself.
     """
 
-    chains = ("arbitrum",)
     operator: Operator
+    most_waits = 30
 
     def __init__(
         self,
@@ -252,8 +255,15 @@ class OnchainUniverse(Universe):
         self._opening = _OPENING_BLOCKS
         self.hot = _KEYS.address(HOT_WALLET_INDEX)
         holdings = {self.hot: self._opening_holding(chance)}
-        self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._evm_now, self._fork(), holdings)
-        self.nodes = [EvmNode(self.evm, self._fork()) for _ in range(self._node_count(chance))]
+        first = EvmNetwork(ARBITRUM, self._evm_now, holdings, self._node_count, chance)
+        self.evms = {first.name: first}
+        if self._has_second_chain():
+            second = random.Random(f"{seed} second chain")
+            more = EvmNetwork(BASE, self._evm_now, holdings, self._node_count, second)
+            self.evms[more.name] = more
+        self.chains = tuple(self.evms)
+        # Those of the first one, which most faults strike.
+        self.evm, self.nodes = first.chain, first.nodes
         self.monero = MoneroChain(self._now, self._fork())
         self.monerods = [
             MonerodModel(self.monero, "stagenet", self._fork())
@@ -261,27 +271,28 @@ class OnchainUniverse(Universe):
         ]
         self.monerod = MonerodName(self.monerods, self._fork())
         self.wallet = WalletModel(self._wallet_node(), self._fork())
-        self.evm.replacing = partial(self._keep_branch, self.nodes)
-        self.monero.replacing = partial(self._keep_branch, self.monerods)
+        self.monero.replacing = lambda: self._keep_branch(self.monerods, self._outside)
         self.server.signed = self._signed_payment
         self.server.nonce_taken = lambda nonce: self.violated(f"nonce {nonce} was signed for again")
         self.server.ended = self._ended_payment
-        self.evm.submitting = partial(self._submitted, _USDC_ON_RECORD)
         self.monero.submitting = partial(self._submitted, _XMR_ON_RECORD)
         # Transactions that have reached a node, and payments by the commit that has recorded them.
         self._reached: set[str] = set()
         self._recorded: dict[str, int] = {}
         self._restored_at = -_KNOWN_SECONDS
-        self._outside = self._fork()
+        self._outside = first.outside = self._fork()
+        for each in self.evms.values():
+            each.chain.replacing = partial(self._keep_branch, each.nodes, each.outside)
+            each.chain.submitting = partial(self._submitted, _USDC_ON_RECORD)
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
         self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0, "bans": 0}
         self.counts |= {"losses": 0, "verified": 0, "rotations": 0, "restores": 0, "kept": 0}
-        self.counts |= {"failovers": 0, "late": 0, "closed": 0}
+        self.counts |= {"failovers": 0, "late": 0, "closed": 0, "hangs": 0, "misdirected": 0}
+        self.counts |= {"unproven": 0, "rivals": 0}
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
-        self.operator_addresses = {
-            "arbitrum": evm_address(seed, "operator"), "monero": monero_address(seed, "operator")
-        }  # fmt: skip
+        own = dict.fromkeys(self.evms, evm_address(seed, "operator"))
+        self.operator_addresses = own | {"monero": monero_address(seed, "operator")}
         self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
         is_early = self.chain_faults != ChainFaults() and chance.random() < _EARLY
@@ -301,13 +312,20 @@ class OnchainUniverse(Universe):
             self.chain_faults = self.chain_faults._replace(cheat=most)
         has_branches = self.chain_faults.reorg > 0 or self.chain_faults.cheat > 0
         lasting = _LASTING_SECONDS if has_branches else 0
-        self.signers = Signers(self.evm.domain, self._fund, self._now, lasting)
+        self.signers = Signers(self._fund, self._now, lasting)
         self.server.counted = self._counted_deposit
         self.settings |= self._settings(chance)
         is_signing = self.chain_faults != ChainFaults() and chance.random() < _SIGNING
         folders = [folder / f"replica-{each.number}" for each in self.replicas]
         self.key_rings = KeyRings(folders, self, self._fork().randbytes) if is_signing else None
         self.settings["signing.enabled"] = is_signing
+
+    def _has_second_chain(self) -> bool:
+        """Return whether there are two EVM chains; no draw of it changes another one."""
+        has_faults = self.chain_faults != ChainFaults()
+        return (
+            has_faults and random.Random(f"{self.seed} has several chains").random() < _TWO_CHAINS
+        )
 
     def _opening_holding(self, chance: random.Random) -> Holding:
         is_poor = self.chain_faults != ChainFaults() and chance.random() < _SHARE_OF_POOR
@@ -324,7 +342,7 @@ class OnchainUniverse(Universe):
         return chance.choice([1, 2])
 
     def _tiers(self, chance: random.Random, *, is_early: bool) -> Tiers:
-        return Tiers.drawn(chance) if is_early else Tiers()
+        return Tiers.drawn(chance, self.chains) if is_early else Tiers()
 
     def _fork(self) -> random.Random:
         return random.Random(self.chance.getrandbits(64))
@@ -332,15 +350,19 @@ class OnchainUniverse(Universe):
     def _now(self) -> int:
         return self.now_ms() // 1000
 
-    def _evm_now(self) -> int:
-        return self._now() - self._opening * _EVM_SECONDS
+    def _evm_now(self, block_seconds: int) -> int:
+        return self._now() - self._opening * block_seconds
 
     def _settings(self, chance: random.Random) -> dict[str, object]:
-        (self.folder / "chains.toml").write_text(_CHAINS)
+        tables = "".join(each.terms.table() for each in self.evms.values())
+        (self.folder / "chains.toml").write_text(tables)
         key_file = self.folder / "evm-mnemonic"
         key_file.write_text(MNEMONIC)
         key_file.chmod(0o600)
-        evm = self.nodes[0] if len(self.nodes) == 1 else EvmName(self.nodes, self._fork())
+        nodes = ",".join(
+            f"{each.name}={self.network.serve(each.terms.host, each.answering())}"
+            for each in self.evms.values()
+        )
         return {
             "engine": "onchain",
             "chains_file": str(self.folder / "chains.toml"),
@@ -354,9 +376,9 @@ class OnchainUniverse(Universe):
             "onchain.monerod_url": self.network.serve("monerod", self.monerod),
             "onchain.wallet_url": self.network.serve("wallet", self.wallet),
             "onchain.wallet_file": WalletModel.FILE,
-            "onchain.nodes": f"arbitrum={self.network.serve('evm', evm)}",
+            "onchain.nodes": nodes,
             "onchain.key_file": str(key_file),
-            **self.tiers.settings(),
+            **self.tiers.settings(self.chains),
             "onchain.xmr_settled_after": CONFIRMATIONS,
             "onchain.xmr_outputs": chance.choice([0, 0, 16]),
             "onchain.xmr_addresses": 64,
@@ -372,8 +394,11 @@ class OnchainUniverse(Universe):
 
     def run(self, orders: int) -> None:
         """As of every universe, with the daemons at the end of the product's connections."""
-        for number in range(orders):
-            self.evm.give(self._payer(number), Holding(10**24, 10**6 * USDC))
+        for each in self.evms.values():
+            for number in range(orders):
+                each.chain.give(self.payer(number), Holding(10**24, 10**6 * USDC))
+            # To pay back what came on the wrong network.
+            each.chain.give(self.operator_addresses[each.name], Holding(10**24, 10**6 * USDC))
         # More often there is nothing new on the chains to look at.
         tick = patch.object(worker, "TICK_MS", self.chance.choice([1000, 2000, 5000]))
         disk = patch.object(files, "_write_all", partial(self._write, files._write_all))
@@ -381,7 +406,7 @@ class OnchainUniverse(Universe):
         with self.network.carrying(), tick, disk, keys:
             super().run(orders)
 
-    def _payer(self, number: int) -> str:
+    def payer(self, number: int) -> str:
         """The account that a person pays USDC from, where a refund may go, too."""
         if self._signs(number):
             return str(key_of(self.seed, number).public_key.to_checksum_address())
@@ -401,28 +426,39 @@ class OnchainUniverse(Universe):
 
     async def begin(self) -> None:
         """Fund the wallets, and let blocks come."""
-        self.monero.pay([Paid(address_of(0), 50 * XMR)] * _OPENING_OUTPUTS)
-        self.monero.mine(20)
+        self._fund_monero()
         for left in reversed(range(_OPENING_BLOCKS)):
             self._opening = left
-            self.evm.mine()
+            for each in self.evms.values():
+                each.chain.mine()
         self.operator = Operator(self, self._fork(), is_busy=self._is_busy)
         self.operator.restores = self._is_restored or self._fails_over
         self.operator.fails_over = self._fails_over
-        works = (
-            self._mine_evm(), self._mine_monero(), self._trouble_daemons(), self._fall_behind(),
-            self._rob(), self.operator.look(), self.operator.drill(), self.operator.withdraw(),
-            self.operator.rotate_keys(), self.operator.restore(),
-        )  # fmt: skip
-        self._works = [asyncio.ensure_future(work) for work in works]
-        for each in self._works:
-            each.add_done_callback(self._stopped)
+        first, *more = self.evms.values()
+        works = [
+            self._mine_evm(first), self._mine_monero(), self._trouble_daemons(),
+            self._fall_behind(), self._rob(), self.operator.look(), self.operator.drill(),
+            self.operator.withdraw(), self.operator.rotate_keys(), self.operator.restore(),
+        ]  # fmt: skip
+        for network in more:
+            works += [self._mine_evm(network), self._trouble_one_network(network.outside)]
+        self._works = [asyncio.ensure_future(each) for each in works]
+        for work in self._works:
+            work.add_done_callback(self._stopped)
         self.network.faults = self.chain_faults.network
         self.network.watch = self._aim
         self.network.sent = self._sent
-        for chain in (self.evm, self.monero):
+        for chain in self._all_chains():
             chain.left_out = self.chain_faults.left_out
             chain.forgotten = self.chain_faults.forgotten
+
+    def _all_chains(self) -> list[EvmChain | MoneroChain]:
+        return [*(each.chain for each in self.evms.values()), self.monero]
+
+    def _fund_monero(self) -> None:
+        """Let the wallet have outputs that can be spent."""
+        self.monero.pay([Paid(address_of(0), 50 * XMR)] * _OPENING_OUTPUTS)
+        self.monero.mine(20)
 
     def _stopped(self, work: asyncio.Task[None]) -> None:
         """End the universe: a task of its own has failed."""
@@ -433,20 +469,18 @@ class OnchainUniverse(Universe):
         super().calm()
         self.network.faults = NO_FAULTS
         self.network.away.clear()
+        self.network.hung.clear()
         self.bring_nodes_back()
         for each in self.monerods:
             each.is_away = each.is_syncing = False
             each.relays = True
-        self.evm.left_out = self.monero.left_out = 0.0
-        self.evm.forgotten = self.monero.forgotten = 0.0
-        self.evm.base_fee = GWEI
-        for node in self.nodes:
-            node.lag = 0
-            node.follow()
-            node.announce()
+        self.monero.left_out = self.monero.forgotten = 0.0
+        for network in self.evms.values():
+            network.calm()
 
-    def _strikes(self, rate: float) -> bool:
-        return self.is_striking and rate > 0 and self._outside.random() < rate
+    def _strikes(self, rate: float, outside: random.Random | None = None) -> bool:
+        chance = self._outside if outside is None else outside
+        return self.is_striking and rate > 0 and chance.random() < rate
 
     def _aim(self, method: str, _is_done: bool) -> None:
         """Perhaps kill a replica just before a daemon acts on what may be its request, or after."""
@@ -486,25 +520,27 @@ class OnchainUniverse(Universe):
         It is in a block that is as deep as finality, or so is what took its place. A replica that
         asked before a reorganisation may not know of it yet.
         """
-        chain = self.monero if table == "monero_payments" else self.evm
-        if self._now() - chain.replaced_at < _KNOWN_SECONDS:
-            return
-        if chain is self.evm:
-            row = self.server.connection.execute(_NONCE, (payment_id,)).fetchone()
-            depth = self.evm.depth_of(row["sender"].lower(), row["nonce"], CONFIRMATIONS)
-        else:
+        chain: EvmChain | MoneroChain = self.monero
+        if table == "monero_payments":
             images = self.server.connection.execute(_IMAGES, (payment_id,)).fetchall()
             depth = self.monero.depth_of({each["key_image"] for each in images}, CONFIRMATIONS)
+        else:
+            row = self.server.connection.execute(_NONCE, (payment_id,)).fetchone()
+            chain = evm = self.evms[row["network"]].chain
+            depth = evm.depth_of(row["sender"].lower(), row["nonce"], CONFIRMATIONS)
+        if self._now() - chain.replaced_at < _KNOWN_SECONDS:
+            return
         if depth is not None and depth < CONFIRMATIONS:
             self.violated(f"{payment_id} is final for the service, {depth} blocks deep")
 
-    def _signed_payment(self, table: str, payment_id: str) -> None:
-        """Compare with the nodes: nothing is signed while an earlier payment has reached none.
+    def _signed_payment(self, network: str, payment_id: str) -> None:
+        """Compare with the nodes: nothing is signed while an earlier payment on the same network
+        has reached none.
 
         Payments that are signed together are recorded in one commit.
         """
         now = self._recorded[payment_id] = self.server.commits
-        for row in self.server.connection.execute(_UNPUBLISHED[table]):
+        for row in self.server.connection.execute(_UNPUBLISHED, {"network": network}):
             other = row["payment_id"]
             if self._recorded.get(other, now) < now and row["txid"] not in self._reached:
                 self.violated(f"{payment_id} was signed behind {other}, which has reached no node")
@@ -539,17 +575,19 @@ class OnchainUniverse(Universe):
         It is as deep as the deposits to its address until then ask, or as itself asks if it was in
         a replaced block. Those that count before they are final keep their bounds together.
         """
-        chain = self._chain(network)
+        chain: EvmChain | MoneroChain = self.monero
+        if network != "monero":
+            chain = self.evms[network].chain
         if self._now() - chain.replaced_at < _KNOWN_SECONDS:
             return
         row = self.server.connection.execute(_DEPOSIT, (network, txid)).fetchone()
         depth, units = self._depth(network, txid), int(row["units"])
         if not chain.replaced_at:
-            units = max(units, sum(self.received(row["deposit_address"], depth)))
+            units = max(units, sum(self.received(row["deposit_address"], network, depth)))
         if depth < (wanted := self.tiers.depth(network, units)):
             self.violated(f"{txid} of {order_id} counts at {depth} of {wanted} blocks")
         if not self.tiers.bounds or any(
-            self._now() - each.replaced_at < _DEEP_AGAIN_SECONDS for each in (self.evm, self.monero)
+            self._now() - each.replaced_at < _DEEP_AGAIN_SECONDS for each in self._all_chains()
         ):
             return
         sums: dict[str, int] = {}
@@ -560,53 +598,50 @@ class OnchainUniverse(Universe):
         for text in self.tiers.exceeded(sums):
             self.violated(f"deposits that are not final: {text}")
 
-    def _chain(self, network: str) -> EvmChain | MoneroChain:
-        return self.monero if network == "monero" else self.evm
-
     def _depth(self, network: str, txid: str) -> int:
         """Blocks of the chain from the one with a transaction on; 0: there is none."""
         if network == "monero":
             height = self.monero.heights.get(txid)
             return 0 if height is None else len(self.monero.blocks) - height
-        place = self.evm.place_of(txid)
-        return 0 if place is None else self.evm.top.number - place[0].number + 1
+        return self.evms[network].depth(txid)
 
-    async def _mine_evm(self) -> None:
+    async def _mine_evm(self, network: EvmNetwork) -> None:
+        chain, outside, faults = network.chain, network.outside, self.chain_faults
         while True:
-            await asyncio.sleep(_EVM_SECONDS * (0.5 + self._outside.random()))
-            if self._strikes(self.chain_faults.daemon):
-                self._outside.choice(self.nodes).restart()
-            if self._strikes(self.chain_faults.gas):
-                self.evm.base_fee = GWEI * self._outside.choice([1, 1, 3, DEAREST])
-            if self._strikes(self.chain_faults.reorg):
+            await asyncio.sleep(network.terms.seconds * (0.5 + outside.random()))
+            if self._strikes(faults.daemon, outside):
+                outside.choice(network.nodes).restart()
+            if self._strikes(faults.gas, outside):
+                chain.base_fee = GWEI * outside.choice([1, 1, 3, DEAREST])
+            if self._strikes(faults.reorg, outside):
                 self.counts["reorganisations"] += 1
-                self.evm.reorganise(self._outside.choice([1, 2, 3, 5, 12, 40]))
-            self.evm.mine()
-            if self._strikes(self.chain_faults.banned):
-                self._ban()
+                chain.reorganise(outside.choice([1, 2, 3, 5, 12, 40]))
+            chain.mine()
+            if self._strikes(faults.banned, outside):
+                self._ban(network)
 
-    def _keep_branch(self, nodes: Sequence[EvmNode | MonerodModel]) -> None:
+    def _keep_branch(self, nodes: Sequence[EvmNode | MonerodModel], outside: random.Random) -> None:
         """Perhaps have one of several nodes behind one name keep blocks that are replaced now."""
         if len(nodes) == 1 or any(each.view is not each.chain for each in nodes):
             return
-        if self._strikes(self.chain_faults.kept):
+        if self._strikes(self.chain_faults.kept, outside):
             self.counts["kept"] += 1
-            node = self._outside.choice(nodes)
-            node.keep(self._outside.choice(_KEPT_SHARES))
-            self.later(self._outside.choice(_KEPT_SECONDS), node.follow)
+            node = outside.choice(nodes)
+            node.keep(outside.choice(_KEPT_SHARES))
+            self.later(outside.choice(_KEPT_SECONDS), node.follow)
 
-    def _ban(self) -> None:
+    def _ban(self, network: EvmNetwork) -> None:
         """Have the token's issuer refuse payments to somebody, from this block on.
 
         Nobody whose payout is settled: a branch deeper than finality would fail it.
         """
         settled = {row["address"] for row in self.server.connection.execute(_SETTLED)}
-        orders = (each for each in self.orders.values() if each.direction == "x2u")
+        orders = (each for each in self.orders.values() if each.payout_network == network.name)
         payees = [each.to for each in orders if each.to not in settled]
         if payees:
             self.counts["bans"] += 1
-            account = self._outside.choice(payees).lower()
-            self.evm.state.set(("blacklisted", account), 1, self.evm.top)
+            account = network.outside.choice(payees).lower()
+            network.chain.state.set(("blacklisted", account), 1, network.chain.top)
 
     async def _mine_monero(self) -> None:
         while True:
@@ -634,15 +669,7 @@ class OnchainUniverse(Universe):
     async def _trouble(self, name: str) -> None:
         chance, node = self._outside, self._outside.choice(self.nodes)
         if name == "evm":
-            if chance.random() < 0.5:
-                node.restart()
-            # A single node is a little late; of several behind one name, one may lack six minutes.
-            far = [12, 60, 60] if len(self.nodes) > 1 else []
-            node.lag = chance.choice([0, 1, 2, 4, *far])
-            for other in self.nodes:
-                if other is not node and node.lag in far:
-                    other.lag = min(other.lag, 4)
-            node.relays = chance.random() < 0.7
+            self.evms[ARBITRUM.name].disturb(node)
         elif name == "monerod":
             for each in self.monerods:
                 each.restart()
@@ -664,6 +691,26 @@ class OnchainUniverse(Universe):
             node.lag, node.relays = 0, True
             for each in self.monerods:
                 each.relays = True
+
+    async def _trouble_one_network(self, chance: random.Random) -> None:
+        """Have one of several EVM networks answer nothing for a while, or a node of it lag.
+
+        Requests that are sent to nodes that hang are carried out, or not.
+        """
+        while True:
+            await asyncio.sleep(1)
+            if not self._strikes(self.chain_faults.daemon, chance):
+                continue
+            network = chance.choice(list(self.evms.values()))
+            node = chance.choice(network.nodes)
+            network.disturb(node)
+            if chance.random() < 0.5:
+                self.counts["hangs"] += 1
+                self.network.hung[f"{network.terms.host}:80"] = chance.random() < 0.5
+            await asyncio.sleep(chance.choice(_HANG_SECONDS))
+            self.network.hung.clear()
+            if chance.random() < 0.5:
+                node.lag, node.relays = 0, True
 
     async def _fall_behind(self) -> None:
         """Have one of several Monero nodes lack blocks, and answer alone for a while."""
@@ -711,7 +758,8 @@ class OnchainUniverse(Universe):
         if self.key_rings is None:
             return
         expected = verify.Expected(
-            direction=order.direction, chain_id=_MAIN_CHAIN_ID, amount=params.get("amount"),
+            direction=order.direction, chain_id=self.evms[order.chain].terms.chain_id,
+            amount=params.get("amount"),
             receive_amount=params.get("receiveAmount"), to=order.to, session=order.session_id,
             deposit_address=order.deposit_address, issuer=_SITE,
         )  # fmt: skip
@@ -730,9 +778,18 @@ class OnchainUniverse(Universe):
         self.violated(f"{order.order_id} is not what was ordered: {problem}")
 
     async def pay(self, order: Order, chance: random.Random) -> None:
-        """Pay from outside, and sometimes take it back; or sign, and perhaps pay once more."""
+        """Pay from outside, and sometimes take it back; or sign, and perhaps pay once more.
+
+        Where there are two EVM chains, some pay on the wrong one, alone or in addition.
+        """
+        astray = random.Random(f"{self.seed} {order.number} astray")
+        if self._other_chain(order) is not None and astray.random() < _MISDIRECTED:
+            self._misdirect(order, astray)
+            if astray.random() < _MISDIRECTED_ALONE:
+                return
         if order.direction == "u2x" and self._signs(order.number):
-            await self.signers.pay(order.order_id, key_of(self.seed, order.number), chance)
+            key, chain = key_of(self.seed, order.number), self.evms[order.chain].chain
+            await self.signers.pay(order.order_id, chain, key, chance)
             if chance.random() < _SIGN_ALONE:
                 return
         place = chance.randrange(_PAYMENTS) - _PAYMENTS + len(_WRONG[order.direction])
@@ -750,14 +807,42 @@ class OnchainUniverse(Universe):
         if cheats and order.direction == "x2u":
             await self._take_xmr_back(txid)
         elif cheats:
-            await self._take_usdc_back(txid)
+            await self._take_usdc_back(txid, self.evms[order.chain])
 
     def pay_out_of_turn(self, order: Order, units: int) -> str:
         """Pay so much now; the transaction's id."""
         if order.direction == "x2u":
             return self.monero.pay([Paid(order.deposit_address, units)]).txid
-        payer = self._payer(order.number)
-        return self.evm.send(payer, usdc.transfer(order.deposit_address, units))
+        return self._pay_usdc(order, order.chain, units)
+
+    def _pay_usdc(self, order: Order, network: str, units: int) -> str:
+        """Have a payer send USDC to the address of an order, on whichever network."""
+        payer, call = self.payer(order.number), usdc.transfer(order.deposit_address, units)
+        return self.evms[network].chain.send(payer, call)
+
+    def _other_chain(self, order: Order) -> str | None:
+        """Return an EVM chain that an order of USDC is not of; None: there is none."""
+        others = [name for name in self.evms if name != order.deposit_network]
+        return others[0] if others and order.direction == "u2x" else None
+
+    def _misdirect(self, order: Order, chance: random.Random) -> None:
+        """Have a person pay on the wrong network, where the order's address is the service's, too.
+
+        It may be too little to be swept.
+        """
+        self.counts["misdirected"] += 1
+        units = chance.choice([order.due, order.due, *_WRONG["u2x"], 1])
+        if (other := self._other_chain(order)) is not None:
+            self._pay_usdc(order, other, units)
+
+    def pay_back(self, network: str, txid: str, address: str, units: int) -> bool:
+        """Have the operator pay so much back to who sent it to an address; False: nobody did."""
+        chain = self.evms[network].chain
+        for move in moves(chain.blocks):
+            if (move.txid, move.to) == (txid, address.lower()):
+                chain.send(self.operator_addresses[network], usdc.transfer(move.source, units))
+                return True
+        return False
 
     async def _take_xmr_back(self, txid: str) -> None:
         """Have a longer branch without the payment, while that is not final."""
@@ -766,11 +851,11 @@ class OnchainUniverse(Universe):
             self.counts["cheats"] += 1
             self._replace_xmr(txid, made.images[0], self._depth("monero", txid))
 
-    async def _take_usdc_back(self, txid: str) -> None:
-        is_shallow = await self._is_shallow("arbitrum", txid)
-        if is_shallow and (made := self.evm.find(txid)) is not None:
+    async def _take_usdc_back(self, txid: str, network: EvmNetwork) -> None:
+        is_shallow = await self._is_shallow(network.name, txid)
+        if is_shallow and (made := network.chain.find(txid)) is not None:
             self.counts["cheats"] += 1
-            self.evm.displace(made, self._depth("arbitrum", txid))
+            network.chain.displace(made, network.depth(txid))
 
     async def _rob(self) -> None:
         """Take a confirmed deposit back in a deep branch, when nothing can be signed for it.
@@ -826,11 +911,12 @@ class OnchainUniverse(Universe):
             block = self.monero.blocks[height]
             image = next(each.images[0] for each in block.mined if each.txid == txid)
             return partial(self._replace_xmr, txid, image, depth)
-        place = self.evm.place_of(txid)
-        if place is None or (depth := self.evm.top.number - place[0].number + 1) > _MOST_DEPTH:
+        evm = self.evms[network].chain
+        place = evm.place_of(txid)
+        if place is None or (depth := evm.top.number - place[0].number + 1) > _MOST_DEPTH:
             return None
         made = place[0].mined[place[1]].made
-        return None if made.is_signed else partial(self.evm.displace, made, depth)
+        return None if made.is_signed else partial(evm.displace, made, depth)
 
     def _replace_xmr(self, txid: str, image: str, depth: int) -> None:
         """Have a branch in which the payer has spent an input otherwise."""
@@ -843,7 +929,8 @@ class OnchainUniverse(Universe):
     async def _is_shallow(self, network: str, txid: str) -> bool:
         """Wait for a depth, and some of the next block: whether it was never final until then."""
         final, deepest = self.tiers.final(network), 0
-        wanted, more = self._outside.randrange(final), self._outside.random() * _EVM_SECONDS
+        wanted = self._outside.randrange(final)
+        more = self._outside.random() * ARBITRUM.seconds
         ends, gives_up = None, self.loop.time() + _PATIENCE
         while self.is_striking and self.loop.time() < (ends or gives_up):
             await asyncio.sleep(0.2)  # in virtual time
@@ -857,20 +944,33 @@ class OnchainUniverse(Universe):
     async def settled(self) -> None:
         """Wait until no deposit is to be confirmed and no transfer is under way.
 
-        What goes on no more the operator closes, where health names the command.
+        What goes on no more the operator closes, where health names the command: for a payment that
+        was published, it does so after an hour.
         """
+        has_waited = False
         while True:
-            for _ in range(_MOST_WAITS):
+            for _ in range(self.most_waits):
                 await asyncio.sleep(40)
-                if not any(self.server.connection.execute(_UNDER_WAY).fetchone()):
+                is_under_way = any(self.server.connection.execute(_UNDER_WAY).fetchone())
+                if not is_under_way and not self._taken_payments():
                     return
-            since = self.now_ms() - _MOST_WAITS * 40_000
+            since = self.now_ms() - self.most_waits * 40_000
             late = self.server.connection.execute(_LATE, (since,)).fetchall()
+            late += self._taken_payments()
             if await self.operator.close({row["transfer_id"] for row in late}):
+                continue
+            if late and not has_waited:
+                has_waited = True
+                self.loop.skip(_NAMED_AFTER)
                 continue
             for row in late:
                 self.violated(f"{row['transfer_id']} is {row['state']} and goes on no more")
             return
+
+    def _taken_payments(self) -> list[sqlite3.Row]:
+        """Return the settled payments of XMR that a branch has taken, and that are not closed."""
+        rows = self.server.connection.execute(_SETTLED_XMR)
+        return [row for row in rows if not self.monero.heights.get(row["txid"])]
 
     async def differences(self) -> list[str]:
         """Faults of each order by the models, strange payments, and the auditor's findings."""
@@ -878,29 +978,66 @@ class OnchainUniverse(Universe):
         found += await self._losses()
         found += [
             f"nonce {nonce} of {sender} was signed for {len(calls)} calls"
-            for (sender, nonce), calls in self.evm.submitted.items()
+            for each in self.evms.values()
+            for (sender, nonce), calls in each.chain.submitted.items()
             if len(calls) > 1
         ]
         await self.operator.check()
         await self.operator.write_off()
+        found += await self._differences_by_network()
         self.counts["withdrawals"] = sum(self.operator.wanted.values())
         found += [*self.strange_payments(), *self.operator.strange()]
-        found += await self.signers.differences(
-            self.evm.state.get, has_restored=self.operator.has_restored
-        )
-        self.counts["signed"] = sum(self.evm.state.get(each.used) for each in self.signers.sent)
+        found += await self.signers.differences(has_restored=self.operator.has_restored)
+        self.counts["signed"] = sum(each.is_used for each in self.signers.sent)
         return [*found, *await self.audited()]
+
+    async def _differences_by_network(self) -> list[str]:
+        """Compare USDC on each of two networks with the treasury and with what was paid back."""
+        if len(self.evms) == 1:
+            return []
+        await self.operator.pay_back()
+        await asyncio.sleep(60)
+        view = await self.operator.treasury()
+        found = [f"{item} is of no order still" for item in view["ofNoOrder"]]
+        found += [text for said in view["usdc"] for text in self.holding_differences(said)]
+        return [*found, *self.misdirected_payments()]
+
+    def holding_differences(self, said: dict[str, Any]) -> Iterator[str]:
+        """Compare what the treasury says of a network's USDC with the chain, to the unit."""
+        network = self.evms[said["network"]]
+        addresses = {each.deposit_address for each in self.orders.values()}
+        on_addresses = sum(network.held(address) for address in addresses)
+        for name, units in (("hotWallet", network.held(self.hot)), ("unswept", on_addresses)):
+            if units != units_of(said[name]):
+                yield f"{name} of {network.name} is {units} units, and not {said[name]} USDC"
+
+    def misdirected_payments(self) -> Iterator[str]:
+        """USDC on networks that its orders are not of, and that was not paid back once."""
+        for order in self.orders.values():
+            for network in self.evms.values():
+                if order.direction != "u2x" or order.chain == network.name:
+                    continue
+                came = sorted(network.received(order.deposit_address))
+                own = {self.operator_addresses[network.name].lower(), self.hot.lower()}
+                back = sorted(
+                    move.units
+                    for move in moves(network.chain.blocks)
+                    if move.to == self.payer(order.number).lower() and move.source in own
+                )
+                if came != back:
+                    yield f"{order.order_id} got {came} on {network.name}, and gave back {back}"
 
     def _flows(self, order: Order) -> tuple[list[int], list[int], list[int]]:
         """The units that came for an order, that were paid, and that were refunded.
 
         What the operator has closed is owed: it counts as paid, and twice if it is on the chain.
         """
-        refunds = [units for at in self._refunded_to(order) for units in self.received(at)]
-        paid = self.received(order.to)
+        network = order.deposit_network
+        refunds = [units for at in self._refunded_to(order) for units in self.received(at, network)]
+        paid = self.received(order.to, order.payout_network)
         for row in self.server.connection.execute(_CLOSED, (order.order_id,)):
             (paid if row["kind"] == "payout" else refunds).append(int(row["units"]))
-        return self.received(order.deposit_address), paid, refunds
+        return self.received(order.deposit_address, network), paid, refunds
 
     def _loss(self, order: Order) -> int:
         """USDC units that went out for an order in excess of what came; below 0: that remained."""
@@ -916,7 +1053,7 @@ class OnchainUniverse(Universe):
         for order in self.orders.values():
             if (loss := self._loss(order)) <= 0 or not self.tiers.bounds:
                 continue
-            network = "monero" if order.direction == "x2u" else "arbitrum"
+            network = order.deposit_network
             sums[network] = sums.get(network, 0) + loss
             self.counts["losses"] += 1
             answer = await self.call("swap.status", chance, orderId=order.order_id)
@@ -957,14 +1094,13 @@ class OnchainUniverse(Universe):
 
     def _refunded_to(self, order: Order) -> list[str]:
         """Where its refunds may go: what was named, and the sender of USDC."""
-        sender = [self._payer(order.number)] if order.direction == "u2x" else []
+        sender = [self.payer(order.number)] if order.direction == "u2x" else []
         return [*self._refunds.get(order.order_id, []), *sender]
 
-    def received(self, address: str, least: int = 1) -> list[int]:
+    def received(self, address: str, network: str, least: int = 1) -> list[int]:
         """Units that an address got in blocks that are ``least`` deep, by payment."""
-        if address.startswith("0x"):
-            blocks = self.evm.blocks[: len(self.evm.blocks) + 1 - least]
-            return [units for _, to, units in _moves(blocks) if to == address.lower()]
+        if network != "monero":
+            return self.evms[network].received(address, least)
         sums: dict[str, int] = {}
         for output in self.monero.outputs.values():
             if output.paid.address == address and (
@@ -976,13 +1112,15 @@ class OnchainUniverse(Universe):
 
     def strange_payments(self) -> Iterator[str]:
         """Payments of the wallets to nobody that an order knows."""
-        known = {order.to for order in self.orders.values()}
-        known |= {each for order in self.orders.values() for each in self._refunded_to(order)}
-        known |= set(self.operator_addresses.values())
-        lower = {address.lower() for address in known}
-        for source, to, units in _moves(self.evm.blocks):
-            if source == self.hot.lower() and to not in lower:
-                yield f"{units} USDC units went from the hot wallet to {to}"
+        for network in self.evms.values():
+            known = {address.lower() for address in self._known_payees(network.name)}
+            for move in moves(network.chain.blocks):
+                if move.source == self.hot.lower() and move.to not in known:
+                    yield (
+                        f"{move.units} USDC units went from the hot wallet to {move.to} on"
+                        f" {network.name}"
+                    )
+        known = self._known_payees("monero")
         own = {output.made.image_of(output.place) for output in self.monero.outputs.values()
                if self.wallet.owns(output.paid.address)}  # fmt: skip
         for block in self.monero.blocks:
@@ -993,19 +1131,24 @@ class OnchainUniverse(Universe):
                     if paid.address not in known and not self.wallet.owns(paid.address):
                         yield f"{paid.amount} piconero went from the wallet to {paid.address}"
 
+    def _known_payees(self, network: str) -> set[str]:
+        """Return whom the wallets may pay on a network."""
+        known = {self.operator_addresses[network]}
+        for order in self.orders.values():
+            if order.payout_network == network:
+                known.add(order.to)
+            if order.deposit_network == network:
+                known.update(self._refunded_to(order))
+        return known
+
     def operator_settings(self) -> Settings:
         """The settings of a command that the operator runs."""
         flags = {"data_dir": str(self.folder), **self.settings}
         return load_settings(config_file=None, environ={}, flags=flags).settings
 
-    def sweeps(self) -> set[str]:
-        """The transactions that bring USDC to the hot wallet, and nothing to anybody else."""
-        return {
-            mined.made.txid
-            for block in self.evm.blocks
-            for mined in block.mined
-            if {to for _, to, _ in _moved(mined)} == {self.hot.lower()}
-        }
+    def sweeps(self) -> dict[str, str]:
+        """The transactions that only bring USDC to the hot wallet, with their networks."""
+        return {txid: each.name for each in self.evms.values() for txid in each.sweeps(self.hot)}
 
     async def audited(self) -> list[str]:
         """The differences that the product's auditor finds, in words."""
@@ -1035,17 +1178,3 @@ def _signer(index: int) -> EvmSigner:
 def _value(units: int, *, is_xmr: bool) -> int:
     """Units of an asset in USDC units, at the price of the run."""
     return units * PRICE * USDC // XMR if is_xmr else units
-
-
-def _moves(blocks: Sequence[Block]) -> Iterator[tuple[str, str, int]]:
-    """Source, payee and units of each transfer of the token."""
-    for block in blocks:
-        for mined in block.mined:
-            yield from _moved(mined)
-
-
-def _moved(mined: Mined) -> Iterator[tuple[str, str, int]]:
-    """Source, payee and units of each transfer of the token in one transaction."""
-    for event in mined.events:
-        if (move := usdc.transfer_in(event.topics, event.data)) is not None:
-            yield move.sender.lower(), move.to.lower(), move.units

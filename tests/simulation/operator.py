@@ -11,6 +11,7 @@ import random
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest.mock import patch
 
@@ -45,8 +46,8 @@ _LAGS: Final = (1, 3, 6)
 _AMOUNTS: Final = {
     "arbitrum": (300_000_000_000, 5_000_000_000, 70_000_000, 1_000_000),
     "monero": (900_000_000_000_000, 20_000_000_000_000, 3_000_000_000_000, 100_000_000_000),
+    "base": (300_000_000_000, 5_000_000_000, 70_000_000, 1_000_000),
 }
-_SCALE: Final = {"arbitrum": 6, "monero": 12}
 _ROW: Final = "SELECT network, address, units, state, txid FROM withdrawals WHERE withdrawal_id = ?"
 _LOST: Final = (
     "SELECT DISTINCT d.network, d.txid, EXISTS (SELECT 1 FROM unfinal_deposits u"
@@ -60,9 +61,17 @@ _IMAGES: Final = (
 _IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = ?"
 # What health asks for, with the transfer that it names.
 _CLOSE: Final = re.compile(r"rpcsvc payouts close (\S+) --note TEXT")
+# What the command says when it has the wallet spend the inputs of a payout itself.
+_HAS_RIVAL: Final = "is not closed yet"
+_OF_NO_ORDER: Final = "are of no order"
 _TXID: Final = re.compile("0x[0-9a-f]{64}")
 _TRANSFERS: Final = "SELECT transfer_id FROM transfers"
 _ENDS: Final = ("settled", "failed", "cancelled")
+
+
+def units_of(text: str) -> int:
+    """The units of an amount of USDC, such as 12.5 USDC."""
+    return int(Decimal(text.removesuffix(" USDC")).scaleb(6))
 
 
 class Wanted(NamedTuple):
@@ -74,7 +83,7 @@ class Wanted(NamedTuple):
 
     def params(self, to: str, units: int | None = None) -> dict[str, Any]:
         """The call's params; ``units``: other ones than are wanted."""
-        digits = _SCALE[self.network]
+        digits = 12 if self.network == "monero" else 6
         whole, part = divmod(self.units if units is None else units, 10**digits)
         return {
             "withdrawalId": self.withdrawal_id, "network": self.network,
@@ -106,6 +115,8 @@ class Operator:
         # How the reasons of pauses begin that the operator has an explanation for.
         self.expects: tuple[str, ...] = (_OF_A_REORGANISATION,)
         self._is_copied = self._is_withdrawing = False
+        # Transactions on the wrong network whose sender was paid back.
+        self._paid_back: set[str] = set()
         # What the service said of each: whether it was made.
         self.wanted: dict[Wanted, bool] = {}
 
@@ -127,6 +138,8 @@ class Operator:
 
     async def _look(self) -> None:
         universe = self._universe
+        if len(universe.evms) > 1:
+            await self.pay_back()
         reasons = [switch.reason() for switch in self._switches] + [await self._row.reason()]
         for reason in filter(None, reasons):
             of_others = reason.replace(_OWN, "").strip("; ")
@@ -158,8 +171,9 @@ class Operator:
         """
         swept = {each.subject for each in found if each.kind == "unrecorded_payment"}
         spent = {txid for each in found for txid in _TXID.findall(each.hint)}
-        for txid in sorted((swept | spent) & self._universe.sweeps()):
-            await self.annotate("arbitrum", txid, "a sweep that the database has lost")
+        sweeps = self._universe.sweeps()
+        for txid in sorted((swept | spent) & sweeps.keys()):
+            await self.annotate(sweeps[txid], txid, "a sweep that the database has lost")
 
     def _start_in_turn(self) -> None:
         """Stop all of several replicas, and start another one first than before.
@@ -238,7 +252,8 @@ class Operator:
 
     async def withdraw(self) -> None:
         """Take money out at random times: ask until there is an answer, perhaps twice at once."""
-        left = {network: list(amounts) for network, amounts in _AMOUNTS.items()}
+        networks = self._universe.operator_addresses
+        left = {name: list(amounts) for name, amounts in _AMOUNTS.items() if name in networks}
         while True:
             await asyncio.sleep(5 + 40 * self._chance.random())
             network = self._chance.choice(list(left))
@@ -294,16 +309,19 @@ class Operator:
         with patch.object(transfers, "system_random", self._chance.randbytes):
             try:
                 try:
-                    await closing.run(name, None)
+                    said = await closing.run(name, None)
                 except NotAdopted as refused:
                     if "--unproven" not in str(refused) or self._is_on_chain(name):
                         raise
                     closing.is_unproven = True
-                    await closing.run(name, None)
+                    said = await closing.run(name, None)
             except NotAdopted as refused:
                 universe.loop.note(f"not closed: {refused}")
                 return False
-        universe.counts["closed"] += 1
+        universe.loop.note(said)
+        has_rival = _HAS_RIVAL in said
+        universe.counts["unproven"] += closing.is_unproven
+        universe.counts["rivals" if has_rival else "closed"] += 1
         return True
 
     def _is_on_chain(self, name: str) -> bool:
@@ -323,10 +341,33 @@ class Operator:
 
     async def annotate(self, network: str, txid: str, note: str) -> None:
         """Say what a transaction was, which the books do not have."""
+        if not await self._annotate(network, txid, note):
+            self._universe.violated(f"{txid} on {network} was not explained")
+
+    async def _annotate(self, network: str, txid: str, note: str) -> bool:
+        """Return whether it is explained now; a node may lack it just now."""
         name, params = "admin.treasury.annotate", {"network": network, "txid": txid, "note": note}
         answer = await self._universe.administer(name, self._chance, params)
-        if not answer.get("moved"):
-            self._universe.violated(f"{params} was not explained: {answer}")
+        return bool(answer.get("moved"))
+
+    async def treasury(self) -> dict[str, Any]:
+        """Return the view that `rpcsvc treasury` shows."""
+        return await self._universe.administer("admin.treasury.show", self._chance, {})
+
+    async def pay_back(self) -> None:
+        """Pay back by hand what came on the wrong network, as health asks, and annotate it.
+
+        Each once: a copy of the database that is put in place may list it again.
+        """
+        if _OF_NO_ORDER not in await self._health():
+            return
+        for item in (await self.treasury()).get("ofNoOrder", []):
+            network, txid, units = item["network"], item["txid"], units_of(item["amount"])
+            if txid not in self._paid_back:
+                if not self._universe.pay_back(network, txid, item["address"], units):
+                    continue  # a branch has taken it just now
+                self._paid_back.add(txid)
+            await self._annotate(network, txid, "paid back to its sender")
 
     async def write_off(self) -> None:
         """Write off each deposit that vanished after its payout, as health asks.
@@ -359,7 +400,7 @@ class Operator:
             if row is not None and row["state"] not in _ENDS:
                 universe.violated(f"{wanted} has not ended: {row['state']}")
             to = self.address(wanted.network)
-            paid = universe.received(to).count(wanted.units)
+            paid = universe.received(to, wanted.network).count(wanted.units)
             is_owed = self._is_closed(wanted.withdrawal_id)
             if paid != (row is not None and row["state"] == "settled" and not is_owed):
                 universe.violated(f"{wanted} was paid {paid} times: {row and tuple(row)}")
@@ -380,6 +421,6 @@ class Operator:
         """Payments to the operator that were not asked for."""
         for network, to in self._universe.operator_addresses.items():
             known = {each.units for each in self.wanted if each.network == network}
-            for units in self._universe.received(to):
+            for units in self._universe.received(to, network):
                 if units not in known:
                     yield f"{units} units were withdrawn on {network}, which nobody asked for"

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from eth_keys.datatypes import PrivateKey
 
 from rpcsvc.domain import usdc
+from tests.simulation.evm import EvmChain
 
 _TRIES: Final = 5
 _PAYMENT: Final = "payment_required"
@@ -24,7 +25,13 @@ class Signed(NamedTuple):
 
     order_id: str
     payment: dict[str, Any]
+    chain: EvmChain
     used: tuple[str, str]
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the token has carried it out."""
+        return bool(self.chain.state.get(self.used))
 
 
 def key_of(*parts: object) -> PrivateKey:
@@ -38,37 +45,41 @@ class Signers:
     ``lasting``: seconds that a signature is valid, at least; otherwise as long as is offered.
     """
 
-    def __init__(
-        self, domain: usdc.Domain, fund: Fund, now: Callable[[], int], lasting: int
-    ) -> None:
+    def __init__(self, fund: Fund, now: Callable[[], int], lasting: int) -> None:
         self.sent: list[Signed] = []
-        self._domain = domain
         self._fund = fund
         self._now = now
         self._lasting = lasting
 
-    async def pay(self, order_id: str, key: PrivateKey, chance: random.Random) -> None:
-        """Pay an order, if anything is due on it."""
+    async def pay(
+        self, order_id: str, chain: EvmChain, key: PrivateKey, chance: random.Random
+    ) -> None:
+        """Pay an order on its chain, if anything is due on it."""
         answer = await self._fund(chance, orderId=order_id)
         error = answer.get("error", {})
         if error.get("code") != _PAYMENT:
             return
         (offer,) = error["details"]["paymentRequired"]["accepts"]
         await asyncio.sleep(chance.choice([0, 2, 20]))
-        signed = self._sign(order_id, offer, key, chance)
+        signed = self._sign(order_id, chain, offer, key, chance)
         self.sent.append(signed)
         copies = chance.choice([1, 1, 2])
         await asyncio.gather(*(self._send(signed, chance) for _ in range(copies)))
 
     def _sign(
-        self, order_id: str, offer: dict[str, Any], key: PrivateKey, chance: random.Random
+        self,
+        order_id: str,
+        chain: EvmChain,
+        offer: dict[str, Any],
+        key: PrivateKey,
+        chance: random.Random,
     ) -> Signed:
         payer, nonce = key.public_key.to_checksum_address(), chance.randbytes(32)
         seconds = max(int(offer["maxTimeoutSeconds"]), self._lasting)
         given = usdc.Authorization(
             payer, offer["payTo"], int(offer["amount"]), 0, self._now() + seconds, nonce
         )
-        signature = key.sign_msg_hash(usdc.transfer_digest(self._domain, given))
+        signature = key.sign_msg_hash(usdc.transfer_digest(chain.domain, given))
         content = signature.r.to_bytes(32, "big") + signature.s.to_bytes(32, "big")
         message = {
             "from": payer, "to": given.to, "value": str(given.units), "validAfter": "0",
@@ -79,7 +90,7 @@ class Signers:
             "authorization": message,
         }
         payment = {"x402Version": 2, "accepted": offer, "payload": payload}
-        return Signed(order_id, payment, ("used", payer.lower() + nonce.hex()))
+        return Signed(order_id, payment, chain, ("used", payer.lower() + nonce.hex()))
 
     async def _send(self, signed: Signed, chance: random.Random) -> None:
         """Send it until there is an answer, or give up."""
@@ -87,10 +98,8 @@ class Signers:
             if await self._fund(chance, orderId=signed.order_id, payment=signed.payment):
                 return
 
-    async def differences(
-        self, used: Callable[[tuple[str, str]], int], *, has_restored: bool
-    ) -> list[str]:
-        """Payments whose last answer is not what the token has. ``used``: of a nonce, 1 or 0.
+    async def differences(self, *, has_restored: bool) -> list[str]:
+        """Payments whose last answer is not what the token has.
 
         ``has_restored``: the service may have lost what it knew of one, and says nothing is due.
         """
@@ -103,9 +112,9 @@ class Signers:
             is_paid = bool(response and response["success"])
             if has_restored and answer.get("error", {}).get("code") == "order_not_fundable":
                 continue
-            if is_paid != bool(used(signed.used)):
+            if is_paid != signed.is_used:
                 found.append(
-                    f"a signed payment of {signed.order_id} is used {used(signed.used)} times, and"
-                    f" its answer is {answer.get('error') or response}"
+                    f"a signed payment of {signed.order_id} is {'' if signed.is_used else 'not '}"
+                    f"used, and its answer is {answer.get('error') or response}"
                 )
         return found

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from typing_extensions import override
 
 from rpcsvc.domain import usdc
 from tests.simulation.evm import Holding
@@ -18,7 +19,7 @@ from tests.simulation.universe import Faults, Order, evm_address, monero_address
 EXPECTED: Final = 9 * XMR // 10
 DEPOSIT: Final = evm_address("deposit")
 PAYEE: Final = monero_address("payee")
-ORDER: Final = Order(0, "u2x", "ord_1", "session", PAYEE, DEPOSIT, 150 * USDC, EXPECTED)
+ORDER: Final = Order(0, "u2x", "ord_1", "session", PAYEE, DEPOSIT, 150 * USDC, EXPECTED, "arbitrum")
 
 
 @pytest.fixture
@@ -84,3 +85,69 @@ def test_payments_to_strangers_are_found(universe: OnchainUniverse) -> None:
     usdc_gone, xmr_gone = found(universe)
     assert usdc_gone.startswith("7 USDC units went from the hot wallet")
     assert xmr_gone.startswith(f"{XMR} piconero went from the wallet")
+
+
+# --- two networks --------------------------------------------------------------------------------
+
+
+class TwoNetworks(OnchainUniverse):
+    """A universe with a second EVM chain."""
+
+    @override
+    def _has_second_chain(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> OnchainUniverse:
+    """One order on arbitrum, paid on base."""
+    made = TwoNetworks(1, tmp_path, Faults())
+    made.orders["key"] = ORDER
+    for each in made.evms.values():
+        each.chain.give(made.payer(0), Holding(units=1_000 * USDC))
+        each.chain.give(made.operator_addresses[each.name], Holding(units=1_000 * USDC))
+    made.evms["base"].chain.send(made.payer(0), usdc.transfer(DEPOSIT, 150 * USDC))
+    made.evms["base"].chain.mine()
+    return made
+
+
+def pay_back(universe: OnchainUniverse) -> None:
+    base = universe.evms["base"].chain
+    (mined,) = base.top.mined
+    assert universe.pay_back("base", mined.made.txid, DEPOSIT, 150 * USDC)
+    base.mine()
+
+
+def test_payment_on_the_wrong_network_is_of_no_order(two: OnchainUniverse) -> None:
+    assert list(two.order_differences(ORDER)) == []
+    (text,) = two.misdirected_payments()
+    assert text == "ord_1 got [150000000] on base, and gave back []"
+    pay_back(two)
+    assert list(two.misdirected_payments()) == []
+
+
+def test_second_repayment_on_the_wrong_network_is_found(two: OnchainUniverse) -> None:
+    pay_back(two)
+    two.evms["base"].chain.send(two.hot, usdc.transfer(two.payer(0), 150 * USDC))
+    two.evms["base"].chain.mine()
+    (text,) = two.misdirected_payments()
+    assert text == "ord_1 got [150000000] on base, and gave back [150000000, 150000000]"
+
+
+def test_payout_on_the_wrong_network_is_found(two: OnchainUniverse) -> None:
+    payee = evm_address("payee")
+    order = Order(1, "x2u", "ord_2", "", payee, address_of(1), XMR, 165 * USDC, "arbitrum")
+    two.orders["key 2"] = order
+    two.evms["base"].chain.send(two.hot, usdc.transfer(payee, 165 * USDC))
+    two.evms["base"].chain.mine()
+    (text,) = two.strange_payments()
+    assert text == f"165000000 USDC units went from the hot wallet to {payee.lower()} on base"
+
+
+@pytest.mark.parametrize(("hot", "unswept"), [("1000000", "150.000001"), ("999999.9", "150")])
+def test_unit_that_the_treasury_has_wrong_is_found(
+    two: OnchainUniverse, hot: str, unswept: str
+) -> None:
+    right = {"network": "base", "hotWallet": "1000000", "unswept": "150"}
+    assert list(two.holding_differences(right)) == []
+    (_,) = two.holding_differences({**right, "hotWallet": hot, "unswept": unswept})

@@ -35,6 +35,8 @@ def test_two_seeds_give_two_traces() -> None:
         (21, "kills failovers robberies bans cheats reorganisations withdrawals http"),
         # Monero nodes that lack blocks answer alone.
         (24, "kills late robberies signed reorganisations"),
+        # There are two EVM chains: one hangs, and people pay on the wrong one.
+        (15, "hangs misdirected reorganisations signed http"),
     ],
 )
 def test_onchain_money_is_conserved_under_faults(seed: int, people: str) -> None:
@@ -66,6 +68,25 @@ def test_fail_over_to_a_late_standby_pays_nothing_again() -> None:
     outcome = cut("fail-over", [22])
     assert outcome.violations == []
     assert outcome.counts["failovers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("scenario", "effect", "closed"),
+    [
+        ("lost-inputs", 60, "unproven"),
+        pytest.param("lost-input", 60, "rivals", marks=pytest.mark.slow),
+    ],
+)
+def test_payout_that_lost_its_inputs_is_closed(scenario: str, effect: int, closed: str) -> None:
+    outcome = cut(scenario, [effect])
+    assert outcome.violations == []
+    assert outcome.counts[closed] > 0
+
+
+@pytest.mark.slow
+def test_network_that_hangs_does_not_hold_up_the_other_one() -> None:
+    outcome = cut("hung-network", [1])
+    assert outcome.violations == []
 
 
 def never_made(_folder: Path) -> Universe:

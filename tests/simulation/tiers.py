@@ -32,13 +32,14 @@ class Tiers(NamedTuple):
     bounds: Mapping[str, int] = MappingProxyType({})
 
     @classmethod
-    def drawn(cls, chance: random.Random) -> Tiers:
+    def drawn(cls, chance: random.Random, chains: Sequence[str]) -> Tiers:
         """Tiers that count at once what most people pay, and bounds of a few such orders."""
         each, monero = (chance.choice([200, 450, 1_000]) * USDC for _ in range(2))
         total = chance.choice([300, 700, 2_000]) * USDC
         usdc = ((0, 1), (170 * USDC, 4), (500 * USDC, _FINAL))
         xmr = ((0, 1), (XMR, 4), (5 * XMR, _FINAL))
-        return cls(usdc, xmr, {"arbitrum": each, "monero": monero, _EVERYWHERE: total})
+        bounds = {**dict.fromkeys(chains, each), "monero": monero, _EVERYWHERE: total}
+        return cls(usdc, xmr, bounds)
 
     def depth(self, network: str, units: int) -> int:
         """The blocks that deposits of so many units to one address wait for."""
@@ -57,9 +58,9 @@ class Tiers(NamedTuple):
             if units > self.bounds.get(network, 0)
         ]
 
-    def settings(self) -> dict[str, object]:
-        """The service's settings that say the same."""
-        usdc = [f"arbitrum={units // USDC}={depth}" for units, depth in self.usdc]
+    def settings(self, chains: Sequence[str]) -> dict[str, object]:
+        """The service's settings that say the same of these EVM chains."""
+        usdc = [f"{name}={units // USDC}={depth}" for name in chains for units, depth in self.usdc]
         bounds = [f"{name}={units // USDC}" for name, units in self.bounds.items()]
         return {
             "onchain.usdc_confirmations": usdc if self.bounds else [],

@@ -247,7 +247,7 @@ class Replica:
 class Order(NamedTuple):
     """An order that was acknowledged to its orderer. ``number``: of the person who made it.
 
-    ``due``: deposit units that bring ``expected`` payout units.
+    ``due``: deposit units that bring ``expected`` payout units. ``chain``: where its USDC is.
     """
 
     number: int
@@ -258,6 +258,17 @@ class Order(NamedTuple):
     deposit_address: str
     due: int
     expected: int
+    chain: str
+
+    @property
+    def deposit_network(self) -> str:
+        """The network on which it is paid for."""
+        return "monero" if self.direction == "x2u" else self.chain
+
+    @property
+    def payout_network(self) -> str:
+        """The network on which it pays."""
+        return self.chain if self.direction == "x2u" else "monero"
 
 
 class Universe:
@@ -346,6 +357,10 @@ class Universe:
         """Where a person wants to be paid."""
         raise NotImplementedError
 
+    def chain_of(self, _number: int, chance: random.Random) -> str:
+        """Return the EVM chain that a person orders on."""
+        return chance.choice(self.chains)
+
     def refund_address(self, order: Order, attempt: int) -> str:
         """Where an orderer wants a refund, each time that it is asked for."""
         raise NotImplementedError
@@ -422,7 +437,7 @@ class Universe:
         key, to = f"person-{number:08d}-key", self.destination(direction, number)
         params: dict[str, Any] = {
             "direction": direction,
-            "chain": chance.choice(self.chains),
+            "chain": self.chain_of(number, chance),
             "amount": AMOUNTS[direction],
             "to": to,
         }
@@ -444,6 +459,7 @@ class Universe:
             order = Order(
                 number, direction, made["orderId"], data["sessionId"], to,
                 made["depositAddress"], int(made["depositAmount"]), int(made["expectedOutput"]),
+                params["chain"],
             )  # fmt: skip
             exact = params.get("receiveAmount")
             if exact is not None and int(made["receiveAmount"]) != order.expected:

@@ -609,6 +609,16 @@ async def test_upkeep_is_brought_to_its_end(rig: Rig) -> None:
     assert (await rig.known("upkeep-1")).state is MoneroPaymentState.SETTLED
 
 
+async def test_unmined_upkeep_hides_no_unmined_payout(rig: Rig) -> None:
+    await rig.payments.prepare_upkeep(upkeep())
+    assert await rig.payments.finish_upkeep()
+    rig.clock.now += 1
+    await rig.published(transfer())
+    rig.clock.now += 61 * MINUTE_MS
+    (said,) = await rig.payments.conditions()
+    assert said.text.endswith("rpcsvc payouts close tr_1 --note TEXT")
+
+
 async def test_refused_upkeep_is_handed_over_after_growing_pauses(rig: Rig) -> None:
     rig.wallet.relays = rig.node.takes = False
     await rig.payments.prepare_upkeep(upkeep())

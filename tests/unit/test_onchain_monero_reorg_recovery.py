@@ -242,6 +242,18 @@ async def test_payout_that_can_not_be_mined_is_never_abandoned(
     assert await rig.ledger.live_key_images(["image of tr_1"]) == {"image of tr_1"}
 
 
+async def test_lost_split_names_no_command_and_hides_no_payout(rig: ReorgRig) -> None:
+    await rig.put("upkeep", MoneroPaymentState.SETTLED, None, MoneroPurpose.UPKEEP)
+    rig.node.says = MoneroSubmission.INVALID
+    await rig.poll(blocks=1)
+    blocks = OPTIONS.failed_after
+    assert rig.faults.endswith(f"if it stays away: it is given up after {blocks} blocks")
+    await rig.put("tr_1", MoneroPaymentState.SETTLED, None)
+    await rig.put("more upkeep", MoneroPaymentState.SETTLED, None, MoneroPurpose.UPKEEP)
+    await rig.poll(blocks=1)
+    assert rig.faults.endswith("if it stays away: rpcsvc payouts close tr_1 --note TEXT")
+
+
 async def test_a_split_that_comes_back_in_time_is_kept(rig: ReorgRig) -> None:
     made = await rig.put("upkeep", MoneroPaymentState.SETTLED, None, MoneroPurpose.UPKEEP)
     rig.node.says = MoneroSubmission.INVALID

@@ -551,14 +551,18 @@ class MoneroPayments(Payments):
         return f"payment {payment.payment_id} {problem}, since {since}{spent}; {end}"
 
     async def _unmined(self, since_ms: int) -> list[MoneroPayment]:
-        """Return published payments that no block has taken for longer than ``since_ms``."""
+        """Return published payments that no block has taken for longer than ``since_ms``.
+
+        Those to others come first: they are owed.
+        """
         oldest = self._clock.now_ms() - since_ms
         published = await self._ledger.payments_in(MoneroPaymentState.PUBLISHED)
-        return [
+        unmined = [
             item
             for item in published
             if item.height is None and (item.relayed_at or item.prepared_at) < oldest
         ]
+        return sorted(unmined, key=lambda item: item.purpose is MoneroPurpose.UPKEEP)
 
     async def under_way(self) -> frozenset[tuple[str, MoneroPaymentState]]:
         """The id and state of each unsettled payment: a change may change the spendable outputs."""

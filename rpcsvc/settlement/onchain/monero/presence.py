@@ -432,10 +432,13 @@ class MoneroReorgRecovery:
     async def _publish_again(
         self, out: Sequence[MoneroPayment], waiting: Sequence[MoneroPayment]
     ) -> None:
-        """Publish payments that are in no block; those ``waiting`` are in the node's pool."""
+        """Publish payments that are in no block; those ``waiting`` are in the node's pool.
+
+        Of several the last payout is reported: nobody is owed a payment of the wallet to itself.
+        """
         if not out:
             self._gone = None
-        for item in out:
+        for item in sorted(out, key=_is_owed):
             if item.height is not None:
                 log.error("monero_settled_payment_dropped", payment_id=item.payment_id)
             said = "in the pool"
@@ -443,9 +446,15 @@ class MoneroReorgRecovery:
                 said = (await self._connection.node.submit(item.raw)).submission.value
             self._gone = (
                 f"payment {item.payment_id} was settled and a reorganisation of {NETWORK} took it"
-                f" away; it is published again ({said}); if it stays away: rpcsvc payouts close"
-                f" {item.payees[0].transfer_id} --note TEXT"
+                f" away; it is published again ({said}); if it stays away:"
+                f" {self._ending(item)}"
             )
+
+    def _ending(self, payment: MoneroPayment) -> str:
+        """Return how a payment ends that the network never takes again."""
+        if not _is_owed(payment):
+            return f"it is given up after {self._options.failed_after} blocks"
+        return f"rpcsvc payouts close {payment.payees[0].transfer_id} --note TEXT"
 
     async def _reoffer(self, waiting: dict[str, MoneroPayment], height: int) -> None:
         """Have the node relay, or try again to mine, payments that would stay in its pool
@@ -525,7 +534,7 @@ class MoneroReorgRecovery:
         away = {
             item.txid: item
             for item in (*live, *settled)
-            if item.purpose is MoneroPurpose.UPKEEP and item.height is None
+            if not _is_owed(item) and item.height is None
         }
         found = await self._connection.find_transactions(list(away))
         self._missing_since = _since(self._missing_since, away.keys() - found.keys(), info.height)
@@ -544,6 +553,11 @@ class MoneroReorgRecovery:
             if output.frozen and output.key_image in free:
                 log.info("monero_output_released", amount=output.amount)
                 await self._connection.wallet.thaw(output.key_image)
+
+
+def _is_owed(payment: MoneroPayment) -> bool:
+    """Whether a payment goes to others, and not from the wallet to itself."""
+    return payment.purpose is MoneroPurpose.TRANSFER
 
 
 def _since(known: dict[str, int], txids: Collection[str], height: int) -> dict[str, int]:
