@@ -38,6 +38,7 @@ from tests.contract.serving import MONERO, Served, serving
 from tests.contract.sidecar import SWAPS, beside, upstream_id
 from tests.rows import set_rates
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 POLL = "document.dispatchEvent(new Event('visibilitychange'))"
 # The seconds left, by the countdown and by the bar, which is full at one hour.
 SHOWN = """(() => {

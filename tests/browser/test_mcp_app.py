@@ -16,6 +16,7 @@ from tests.browser.browsing import AXE, reading
 from tests.contract.serving import Served
 from tests.mcp import call, message, meta, stateless, swap
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 SAY = Catalogues().choose("en").say
 APPS = {"_meta": meta(extensions={"io.modelcontextprotocol/ui": {}})}
 DONE_MS = 60_000

@@ -20,6 +20,8 @@ from tests.browser.browsing import (
 )
 from tests.contract.serving import EVM, MONERO, Served
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 async def click(page: Page, key: str) -> None:
     await page.get_by_role("button", name=SAY(key), exact=True).click()

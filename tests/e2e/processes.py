@@ -33,7 +33,7 @@ SETTINGS = {
 }
 # For events that are due at once. Only a failing test or a very busy machine waits this long.
 TIMEOUT_SECONDS: Final = 180.0
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.05
 # Below the ephemeral ports of the system.
 PORTS: Final = range(20_000, 32_000)
 

@@ -103,7 +103,7 @@ class Exchange:
             # The fewest: monero-wallet-rpc needs 17 ms of CPU for each.
             "RPCSVC_ONCHAIN__XMR_ADDRESSES": "64",
             "RPCSVC_ONCHAIN__USDC_ADDRESSES": "64",
-            "RPCSVC_ONCHAIN__POLL_MS": "50",
+            "RPCSVC_ONCHAIN__POLL_MS": "100",
             **self.extra,
         }
 

@@ -1,11 +1,15 @@
-/* Three costs of the daemons that tests need not pay. Preloaded; all else of them stays as it is.
+/* Four costs of the daemons that tests need not pay. Preloaded; all else of them stays as it is.
  *
  * Proof of work, in place of librandomx: on a regtest chain each hash is good enough, yet RandomX takes
  * some 0.15 s of CPU for a block, and the tests mine thousands. The hash is FNV-1a, for it must differ by
  * block and be the same in each process.
  *
  * Keys of certificates: monero-wallet-rpc makes an RSA key of 4096 bits for each wallet that it makes or
- * opens, also with TLS disabled. One of 2048 bits is the shortest that OpenSSL takes by default.
+ * opens, also with TLS disabled. One of 2048 bits is the shortest that OpenSSL takes by default, and
+ * three shorter primes are found sooner than two.
+ *
+ * The speed of the CPU's counter: before main begins, each Monero daemon reads the clock for a second,
+ * to learn how many ticks there are to a nanosecond. Here each of these looks is a second later.
  *
  * Waits for acknowledgements: monero-wallet-rpc sends the head and the body of a request to its node apart.
  * Nagle's algorithm keeps the body back until the node's kernel acknowledges the head, some 40 ms later. An
@@ -19,6 +23,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 
 static char stand_in; /* for a cache, a dataset and a machine: they are handed about, never read */
 
@@ -49,8 +54,37 @@ void randomx_calculate_hash(void *machine, const void *input, size_t size, void 
 
 int RSA_generate_key_ex(void *key, int bits, void *exponent, void *callback)
 {
-    int (*generate)(void *, int, void *, void *) = dlsym(RTLD_NEXT, "RSA_generate_key_ex");
-    return generate(key, bits > 2048 ? 2048 : bits, exponent, callback);
+    int (*generate)(void *, int, int, void *, void *) = dlsym(RTLD_NEXT, "RSA_generate_multi_prime_key");
+    return generate(key, bits > 2048 ? 2048 : bits, 3, exponent, callback);
+}
+
+static int has_begun;
+static int (*main_of_daemon)(int, char **, char **);
+
+static int begin(int count, char **words, char **environment)
+{
+    has_begun = 1;
+    return main_of_daemon(count, words, environment);
+}
+
+int __libc_start_main(int (*main)(int, char **, char **), int count, char **words, void *init, void *end,
+                      void *end_of_loader, void *stack)
+{
+    int (*start)(void *, int, char **, void *, void *, void *, void *) = dlsym(RTLD_NEXT, "__libc_start_main");
+    main_of_daemon = main;
+    return start(begin, count, words, init, end, end_of_loader, stack);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    static int (*look)(clockid_t, struct timespec *);
+    static time_t later;
+    if (!look)
+        look = dlsym(RTLD_NEXT, "clock_gettime");
+    int failed = look(clock, now);
+    if (!failed && !has_begun && clock == CLOCK_MONOTONIC)
+        now->tv_sec += ++later;
+    return failed;
 }
 
 /* Socket addresses are a union in GNU C. */
