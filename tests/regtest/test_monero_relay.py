@@ -231,7 +231,7 @@ async def test_wallet_restored_at_a_late_node_signs_nothing(
     newest = await pair.node.header_at(old.height - 1)
     assert newest is not None
     clock.now = newest.timestamp * 1000 + NEWEST_BLOCK_MS
-    assert await outgoing.unknown() == [], "a block as young as this is taken for the newest"
+    assert settled.txid not in await outgoing.unknown(), "a block this young is the newest"
     clock.now += 1000
     with pytest.raises(OutgoingUnknown):
         await outgoing.unknown()
@@ -241,5 +241,5 @@ async def test_wallet_restored_at_a_late_node_signs_nothing(
         await outgoing.unknown()
     await asyncio.to_thread(pair.miner.start)
     await until(pair.is_level)
-    assert await outgoing.unknown() == [settled.txid]
+    assert settled.txid in await outgoing.unknown()
     await database.close()
