@@ -36,6 +36,8 @@ _OF_A_COPY: Final = ("the database is a restored copy", _OF_TRANSACTIONS)
 _OF_A_FAIL_OVER: Final = (_OF_AN_AUDIT, _OF_TRANSACTIONS)
 _OWN: Final = "the operator looks into something"
 _LOOK_SECONDS: Final = 60
+# So long (s) after a branch, running replicas have scanned it.
+_SCAN_SECONDS: Final = 30
 _PAUSES: Final = (5, 60, 300)
 # So long (s) one replica starts after another when all were stopped.
 _APART_SECONDS: Final = 10
@@ -157,7 +159,9 @@ class Operator:
                     return
             elif of_others and not of_others.startswith(self.expects):
                 universe.violated(f"payouts are paused: {reason}")
-        if any(reasons) and not self._is_drill:
+        # Payouts that are resumed before the next scan would be signed for what a branch has taken.
+        has_scanned = universe.loop.time() - universe.robbed_at > _SCAN_SECONDS
+        if any(reasons) and not self._is_drill and has_scanned:
             universe.counts["resumed"] += 1
             for switch in self._switches:
                 switch.resume()
