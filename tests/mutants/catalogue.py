@@ -436,15 +436,16 @@ MUTANTS: Final = (
     Mutant(
         "xmr-payments-since-the-scan",
         "a payment that is on no record is passed over, since the scan has gone on beyond it",
-        "        since = max(await self._ledger.newest_payment_height() - _MARGIN, 0)",
-        "        since = max((await self._ledger.scanned_height() or 0) - _MARGIN, 0)",
+        "            self._since = max(await self._ledger.recorded_height() - _MARGIN, 0)",
+        "            self._since = max((await self._ledger.scanned_height() or 0) - _MARGIN, 0)",
         behind="no wallet is restored from its words in the simulation;"
         " tests/unit/test_onchain_startup_reconciliation.py has it",
     ),
     Mutant(
         "xmr-closed-batch-frees-its-orders",
         "an order is refunded though a batch that was closed by word may still pay it",
-        '    "  OR p.txid IN (SELECT txid FROM closed_by_hand))"\n    "  AND e.transfer_id >',
+        '    "  OR p.conflict_height IS NULL AND p.txid IN (SELECT txid FROM closed_by_hand))"\n'
+        '    "  AND e.transfer_id >',
         '    ")"\n    "  AND e.transfer_id >',
         behind="the simulation restores no copy that lacks a transfer which was signed since;"
         " tests/unit/test_cli_close.py has it",

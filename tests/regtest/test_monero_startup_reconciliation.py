@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.clock import SystemClock
+from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
@@ -18,6 +19,7 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.e2e.processes import until
 from tests.regtest.daemons import Miner
 from tests.regtest.treasury import OPTIONS, XMR
 
@@ -73,3 +75,45 @@ async def test_restored_wallet_signs_nothing_while_its_payment_pends(
         await loss.outgoing.unknown()
     await miner.mine()
     assert await loss.outgoing.unknown() == [loss.txid]
+
+
+async def test_restored_wallet_is_given_its_addresses_before_it_lists(
+    own_wallet: WalletClient, node: MonerodClient, miner: Miner, tmp_path: Path
+) -> None:
+    """The payment spends what came to an address that a restored wallet does not look at."""
+    database = await SqliteDatabase.open(tmp_path)
+    ledger = MoneroLedger(database)
+    own, top = await own_wallet.primary_address(), await node.info()
+    await ledger.adopt_wallet(WalletRecord("fakechain", own, 0))
+    await ledger.acknowledge([], Cursor(top.height - 1, top.top_hash), -1)
+    made = [each for _ in range(5) for each in await own_wallet.create_addresses(64)]
+    await ledger.add_addresses(made)
+    await own_wallet.store()
+    await miner.fund(made[-1].address, XMR)
+    await own_wallet.refresh()
+    async with WalletClient(miner.bank.endpoint) as bank:
+        payee = await bank.primary_address()
+    paid = await own_wallet.prepare([Destination(payee, XMR // 10)])
+    await own_wallet.relay(paid.metadata)
+    await miner.mine()
+    seed = await own_wallet.seed()
+    await own_wallet.close()
+    await own_wallet.restore("again", "", seed, 0)
+    await own_wallet.auto_refresh(enabled=False)
+    connection = MoneroConnection(node, own_wallet, ledger, OPTIONS)
+    unrecorded = UnrecordedLedger(database)
+    outgoing = MoneroOutgoing(connection, ledger, unrecorded, SystemClock(), mines_on_demand=True)
+
+    found: list[list[str]] = []
+
+    async def is_listed() -> bool:
+        try:
+            found.append(await outgoing.unknown())
+        except Unavailable:
+            return False
+        return True
+
+    await until(is_listed)
+    await connection.addresses.close()
+    await database.close()
+    assert found == [[paid.txid]]

@@ -474,6 +474,38 @@ def test_close_holds_orders_that_the_batch_was_to_pay(
     assert [f"{TXID} paid 7 units for {name}" in str(each) for each in problems] == [True, True]
 
 
+def test_close_with_a_proof_holds_no_refund_of_a_companion(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The payment failed by a deep rival, and so did one of its transfers before the stop."""
+    ends(monkeypatch, None)
+    name = "ord_2/payout/1"
+
+    async def pay() -> str:
+        async with opened(tmp_path) as books:
+            (second,) = (await another(books)).transfers
+            payee = monero.Payee(name, second.address, second.units)
+            first = await paid_together(books, payee)
+            await books.processor.apply("ord_2", ev.TransferPrepared(name, TXID, "02"))
+            payment = await books.monero.payment(name)
+            assert payment is not None
+            rival = monero.Cursor(9, "rival's block")
+            failed = replace(payment, state=monero.MoneroPaymentState.FAILED, conflict=rival)
+            await books.monero.put_payment(failed)
+            await books.processor.apply("ord_2", ev.TransferFailed(name, "displaced"))
+            return first
+
+    async def later() -> list[str | None]:
+        async with opened(tmp_path) as books:
+            payments = SignedPayments(books.db)
+            order = await books.store.order("ord_2")
+            assert order is not None
+            return [await payments.unmatched(each) for each in order.transfers[1:]]
+
+    assert cli("payouts", "close", asyncio.run(pay()), "--note", "gone") == OK
+    assert asyncio.run(later()) == [None]
+
+
 def test_closed_payout_is_not_free_in_an_older_copy(
     cli: Cli, settled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +14,9 @@ from rpcsvc.domain.money import USDC, XMR, Asset
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
-from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, TimedOut
 from rpcsvc.settlement.onchain.engine import OnchainEngine, PayoutGuard
+from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo, Spent
@@ -265,7 +267,7 @@ class Daemons:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.scanned_height = MoneroLedger(rig.database).scanned_height
-        self.newest_payment_height = MoneroLedger(rig.database).newest_payment_height
+        self.recorded_height = MoneroLedger(rig.database).recorded_height
         self.height_now, self.top, self.address = 100, 100, "4Own"
         self.mined_at: int | None = None
         self.sent = {95: "ab"}
@@ -275,8 +277,14 @@ class Daemons:
         self.live: set[str] = set()
         self.mines = False
         self.lists = 0
+        self.failing: str | None = None
+
+    def fail(self, method: str) -> None:
+        if method == self.failing:
+            raise TimedOut("wallet", method, "no answer")
 
     async def primary_address(self) -> str:
+        self.fail("get_address")
         return self.address
 
     async def refresh(self) -> None:
@@ -294,6 +302,7 @@ class Daemons:
         return BlockHeader(height, f"h{height}", f"h{height - 1}", made // 1000)
 
     async def transfers(self, from_height: int, kinds: Any) -> list[Any]:
+        self.fail("get_transfers")
         assert {str(kind) for kind in kinds} == {"out", "pending"}
         self.asked_from.append(from_height)
         listed = [txid for at, txid in self.sent.items() if from_height <= at < self.scanned]
@@ -330,8 +339,19 @@ async def daemons(rig: Rig) -> Daemons:
 def outgoing_of(daemons: Daemons, rig: Rig, **options: Any) -> MoneroOutgoing:
     anything = cast("Any", daemons)
     connection = MoneroConnection(anything, anything, anything, monero_options())
+    connection.wallet_checked = True
     steady = rig.steady.now_ms
     return MoneroOutgoing(connection, anything, rig.ledger, rig.clock, steady=steady, **options)
+
+
+async def pay(rig: Rig, height: int, purpose: str = "transfer") -> None:
+    """Record a payment in this block."""
+    paid = (
+        "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw,"
+        " metadata, tx_key, prepared_at, state, height)"
+        " VALUES (?, ?, 'a', 1, 1, ?, x'', '', '', 1, 'settled', ?)"
+    )
+    await rig.database.write([statement(paid, (f"at {height}", purpose, f"tx{height}", height))])
 
 
 async def test_wallet_is_asked_from_the_newest_payment_once_ready(
@@ -340,24 +360,84 @@ async def test_wallet_is_asked_from_the_newest_payment_once_ready(
     daemons = Daemons(rig)
     outgoing = outgoing_of(daemons, rig)
     assert await outgoing.unknown() == [], "nobody can be owed before the first look"
-    await read_blocks(rig, 40, 90)
+    await read_blocks(rig, 60, 90)
     assert await outgoing.unknown() == ["ab"]
-    paid = (
-        "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw,"
-        " metadata, tx_key, prepared_at, state, height)"
-        " VALUES ('t', 'transfer', 'a', 1, 1, 'ef', x'', '', '', 1, 'settled', 80)"
-    )
-    await rig.database.write([statement(paid, ())])
-    assert await outgoing.unknown() == ["ab"]
-    assert daemons.asked_from == [20, 60]
+    await pay(rig, 50)
+    assert await outgoing_of(daemons, rig).unknown() == ["ab"]
+    assert daemons.asked_from == [40, 30]
 
     daemons.top = 101
     with pytest.raises(Unavailable, match="not at the same block"):
         await outgoing.unknown()
     daemons.top, daemons.address = 100, "4Another"
-    with pytest.raises(Unavailable, match="not the service's"):
+    with pytest.raises(Unavailable, match="another wallet"):
         await outgoing.unknown()
     assert len(daemons.asked_from) == 2
+
+
+async def test_payment_before_an_adopted_one_is_found(rig: Rig, daemons: Daemons) -> None:
+    """The operator has adopted the newest payment since the copy, and not the one before."""
+    daemons.sent, daemons.height_now, daemons.top = {130: "ab", 200: "tx200"}, 300, 300
+    await pay(rig, 60)
+    await pay(rig, 200)
+    assert await outgoing_of(daemons, rig).unknown() == ["ab"]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_upkeep_while_the_list_waits_hides_no_payment(
+    rig: Rig, daemons: Daemons, is_restarted: bool
+) -> None:
+    """Outputs are split while the clock is wrong, and blocks are scanned."""
+    daemons.sent, daemons.height_now, daemons.top = {130: "ab", 200: "tx200"}, 300, 300
+    daemons.mined_at = rig.clock.now - NEWEST_BLOCK_MS - 1000
+    await pay(rig, 60)
+    outgoing = outgoing_of(daemons, rig)
+    with pytest.raises(OutgoingUnknown):
+        await outgoing.unknown()
+    await pay(rig, 200, "upkeep")
+    await rig.database.write([statement("DELETE FROM monero_cursor", ())])
+    await read_blocks(rig, 299)
+    daemons.mined_at = None
+    if is_restarted:
+        outgoing = outgoing_of(daemons, rig)
+    assert await outgoing.unknown() == ["ab"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "signed"), [("get_address", []), ("get_transfers", ["monero"])]
+)
+async def test_wallet_that_still_scans_lets_nothing_through(
+    rig: Rig, daemons: Daemons, failing: str, signed: list[str]
+) -> None:
+    """The wallet may sign as soon as it answers. Only a list that fails holds payouts no longer."""
+    daemons.failing = failing
+    rig.wallet = cast("Any", outgoing_of(daemons, rig))
+    rig.start()
+    for _ in range(2):
+        with suppress(Unavailable):
+            await rig.engine.prepare(transfer("monero"), [], Recorder(), {})
+        rig.steady.now += LOOK_TIMEOUT_MS
+    assert rig.signed == signed
+
+
+async def test_wallet_that_lacks_addresses_is_waited_for(
+    rig: Rig, daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restored wallet does not list what it paid with deposits to addresses that it lacks."""
+
+    async def check(_self: MoneroConnection) -> None:
+        pass
+
+    async def reconcile(_self: AddressPool) -> None:
+        raise ChainUnusable("rescanning")
+
+    monkeypatch.setattr(MoneroConnection, "prepare_wallet", check)
+    monkeypatch.setattr(AddressPool, "reconcile", reconcile)
+    outgoing = outgoing_of(daemons, rig)
+    outgoing._connection.wallet_checked = False
+    with pytest.raises(Unavailable, match="rescanning"):
+        await outgoing.unknown()
+    assert daemons.asked_from == []
 
 
 async def test_payment_that_a_late_node_hides_is_found_later(rig: Rig, daemons: Daemons) -> None:

@@ -335,7 +335,7 @@ class _Closing:
             rival = await end.end(payment)
         self.is_unproven = end.took_word
         if rival is None:
-            await _abandon(ledger, payment)
+            await _abandon(ledger, payment, is_proven=not end.took_word)
         return rival
 
     # --- the statement -------------------------------------------------------------------------
@@ -391,10 +391,13 @@ def _line(opened: OpenTransfer) -> str:
     return f"{item.transfer_id}: {amount} to {item.address}"
 
 
-async def _abandon(ledger: MoneroLedger, payment: MoneroPayment) -> None:
+async def _abandon(ledger: MoneroLedger, payment: MoneroPayment, *, is_proven: bool) -> None:
     """Mark the payment as failed: its bytes are no longer published.
 
-    Its journal line stays, so that a restored copy does not take the transfer for unsigned.
+    Its journal line stays, so that a restored copy does not take the transfer for unsigned. Without
+    proof it keeps no conflict: nothing else of its orders is paid, since it may be mined after all.
     """
     if not payment.state.is_over:
-        await ledger.put_payment(replace(payment, state=MoneroPaymentState.FAILED, height=None))
+        conflict = payment.conflict if is_proven else None
+        failed = replace(payment, state=MoneroPaymentState.FAILED, height=None, conflict=conflict)
+        await ledger.put_payment(failed)

@@ -69,16 +69,16 @@ _SENT: Final = {
     " WHERE purpose = 'transfer' AND prepared_at >= :at AND state <> 'failed'",
 }
 # Payments that are out, of transfers whose ids lie between two. One that was closed by the
-# operator's word may be mined after all.
+# operator's word may be mined after all; not one with the block of a conflict: that displaced it.
 _OUT: Final = (
     "SELECT p.payment_id AS transfer_id, p.txid, p.address, p.units FROM monero_payments AS p"
     " WHERE (p.state IN ('relaying', 'published', 'settled')"
-    "  OR p.txid IN (SELECT txid FROM closed_by_hand))"
+    "  OR p.conflict_height IS NULL AND p.txid IN (SELECT txid FROM closed_by_hand))"
     "  AND p.payment_id > :after AND p.payment_id < :before"
     " UNION ALL SELECT e.transfer_id, p.txid, e.address, e.units FROM monero_payees AS e"
     " JOIN monero_payments AS p ON p.payment_id = e.payment_id"
     " WHERE (p.state IN ('relaying', 'published', 'settled')"
-    "  OR p.txid IN (SELECT txid FROM closed_by_hand))"
+    "  OR p.conflict_height IS NULL AND p.txid IN (SELECT txid FROM closed_by_hand))"
     "  AND e.transfer_id > :after AND e.transfer_id < :before"
     " UNION ALL SELECT p.payment_id, a.txid, p.recipient, p.units FROM evm_payments AS p"
     " JOIN evm_attempts AS a ON a.payment_id = p.payment_id AND a.number = 1"

@@ -224,13 +224,17 @@ class MoneroLedger:
         row = await self._db.fetch_one("SELECT max(height) AS height FROM monero_cursor")
         return None if row is None or row["height"] is None else int(row["height"])
 
-    async def newest_payment_height(self) -> int:
-        """The block of the newest payment on record; without one the oldest scanned block that is
-        kept, or 0.
+    async def recorded_height(self) -> int:
+        """The block of the newest payout on record, or the oldest scanned block that is kept,
+        whichever is lower; 0 without either.
+
+        An adopted payout may be newer than one that is not on record, and upkeep is signed while
+        that is not known yet.
         """
         sql = (
-            "SELECT coalesce((SELECT max(height) FROM monero_payments),"
-            " (SELECT min(height) FROM monero_cursor), 0) AS height"
+            "SELECT coalesce(min(height), 0) AS height FROM ("
+            "SELECT max(height) AS height FROM monero_payments WHERE purpose = 'transfer'"
+            " UNION ALL SELECT min(height) FROM monero_cursor) AS known"
         )
         row = await self._db.fetch_one(sql)
         return int(row["height"]) if row else 0

@@ -1,7 +1,7 @@
 """XMR wallet transactions on no record: found at the start, adopted by the operator.
 
 A restored database does not know what was paid since. The wallet is asked once for what it sent
-since the newest payment on record; a transaction that is not on record pauses payouts. A wallet
+since the newest payout on record; a transaction that is not on record pauses payouts. A wallet
 that was restored or killed lists a transaction only once its node shows it in a block: a spend in
 the node's pool of an output that the wallet believes unspent shows one before, and the node's
 newest block must be a few minutes old.
@@ -82,7 +82,7 @@ class OutgoingUnknown(Unavailable):
 
 
 class MoneroOutgoing:
-    """The outgoing transactions of the operator's Monero wallet since the newest payment on record.
+    """The outgoing transactions of the operator's Monero wallet since the newest payout on record.
 
     ``mines_on_demand``: the chain is for tests, and its newest block may be of any age.
     """
@@ -106,21 +106,23 @@ class MoneroOutgoing:
         self._mines_on_demand = mines_on_demand
         self._backoff = Backoff(steady, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._waiting = 0
+        self._since: int | None = None
 
     async def unknown(self) -> list[str]:
         """Return transactions on no record; none before the service's first scan, when nothing is
         owed.
 
-        Raises RpcFailure and OutgoingUnknown; errors.Unavailable while the wallet is not the
-        service's, or not at its node's newest block.
+        Raises OutgoingUnknown; RpcFailure when the list itself fails; errors.Unavailable while the
+        wallet is not the service's, or not shown to be at its node's newest block.
         """
         if await self._ledger.scanned_height() is None:
             return []
+        if self._since is None:
+            # Once, and not the newest block on record: while this waits, scans and payments go on.
+            self._since = max(await self._ledger.recorded_height() - _MARGIN, 0)
         await self._require_no_spend(await self._require_newest())
         await self._require_newest()  # transactions mined since are listed now
-        # Not since the newest block on record: while this waits, the scan of deposits goes on.
-        since = max(await self._ledger.newest_payment_height() - _MARGIN, 0)
-        sent = await self._wallet.transfers(since, _SENT)
+        sent = await self._wallet.transfers(self._since, _SENT)
         return await self._unrecorded.not_on_record({item.txid for item in sent})
 
     async def _require_no_spend(self, top: str) -> None:
@@ -140,18 +142,24 @@ class MoneroOutgoing:
         self._backoff.forget(_SPEND)
 
     async def _require_newest(self) -> str:
+        """Return the hash of the network's newest block; raise as ``unknown``, but no RpcFailure.
+
+        A wallet that is not there can't sign either, or is about to: one that was restored from its
+        words scans for hours, and may sign as soon as that ends.
+        """
+        try:
+            return await self._newest()
+        except (ChainUnusable, RpcFailure) as found:  # health says it already
+            raise Unavailable(f"Node or wallet can't be relied on: {found}") from found
+
+    async def _newest(self) -> str:
         """Return the hash of the network's newest block, which the wallet has scanned.
 
         A late node names an old one, of several behind one name too: then a payment in a later
-        block is not listed by a wallet that was restored from its words.
+        block is not listed by a wallet that was restored from its words. Nor is one that spends
+        what came to addresses which that wallet was not given yet.
         """
-        known = await self._ledger.wallet()
-        if known is None or await self._wallet.primary_address() != known.primary_address:
-            raise Unavailable("The wallet that is open is not the service's.")
-        try:
-            info = await self._connection.in_step()
-        except ChainUnusable as found:  # health says it already
-            raise Unavailable(f"The Monero node can't be relied on: {found}") from found
+        info = await self._connection.in_step(await self._connection.ready())
         height, scanned = info.height - 1, await self._ledger.scanned_height()
         if scanned is not None and scanned > height:
             raise OutgoingUnknown(
@@ -182,10 +190,10 @@ class StartupReconciliation:
     """Holds signatures until the wallet's outgoing transactions were compared with the records,
     once.
 
-    A wallet that can't answer can't sign either, so holding costs nothing. If it signs and still
-    fails to answer this, payouts go on after ``LOOK_TIMEOUT_MS`` and health says so; it is asked
-    again before each signature. ``steady`` is a monotonic clock in ms: the wall clock is often set
-    soon after a machine's start.
+    A wallet that can't answer can't sign either, so holding costs nothing. If it is in step with
+    its node and still fails to list what it sent, payouts go on after ``LOOK_TIMEOUT_MS`` and
+    health says so; it is asked again before each signature. ``steady`` is a monotonic clock in ms:
+    the wall clock is often set soon after a machine's start.
     """
 
     def __init__(
