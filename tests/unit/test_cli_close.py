@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 from contextlib import closing
+from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -313,6 +314,21 @@ def test_close_ends_a_payout_that_never_got_into_a_block(
     assert (shown.state, shown.order_status) == ("settled", "completed")
     assert read_books(cli.data_dir).payments[0].state == "failed"
     assert check_database(cli.data_dir) == []
+
+
+def test_killed_close_leaves_no_failed_payout_without_its_word(
+    cli: Cli, published: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A payment that has failed is paid back, unless its close is on record."""
+    ends(monkeypatch, None)
+
+    async def killed(*_: object) -> None:
+        raise OSError(ENOSPC, "no space left")
+
+    monkeypatch.setattr(transfers._Closing, "_settle", killed)
+    assert cli("payouts", "close", published, "--note", "its owner has the money") != OK
+    books = read_books(cli.data_dir)
+    assert (books.payments[0].state, books.closed) == ("failed", {published})
 
 
 @pytest.mark.parametrize("state", [EvmPaymentState.PUBLISHED, EvmPaymentState.SETTLED])

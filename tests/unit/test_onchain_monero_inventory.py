@@ -378,6 +378,25 @@ async def test_nothing_is_made_while_something_is_under_way(
 
 # --- what is refused -----------------------------------------------------------------------------
 
+
+async def test_nothing_is_cut_while_what_was_sent_is_unknown(rig: Rig) -> None:
+    """Its inputs would be those of a payment that is on no record, and hide it."""
+    made, waits = Payments(), [Unavailable("not compared yet")]
+
+    async def compared() -> None:
+        if waits:
+            raise waits.pop()
+
+    rig.with_options(made, **TARGET)
+    rig.inventory.hold(compared)
+    rig.wallet.held = [output(1, 100 * XMR, minor=5)]
+    await rig.poll("a")
+    with pytest.raises(Unavailable):
+        await rig.inventory.keep_up()
+    assert made.orders == []
+    assert await rig.inventory.keep_up()
+
+
 REFUSAL = Unavailable("The wallet can't make this payment just now.")
 
 

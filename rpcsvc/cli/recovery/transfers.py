@@ -40,7 +40,7 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero.records import MoneroPayment, MoneroPaymentState
+from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
 from rpcsvc.signing import KEYS_DIR, KeyRing, ResponseSigner
@@ -257,14 +257,14 @@ class _Closing:
             )
         if await self.database.fetch_one(_IS_CLOSED, transfer_id=name) is not None:
             raise NotAdopted(f"{name} is closed already.")
-        rival = await self._end(opened)
+        closed = await self._paid_with(opened)
+        rival = await self._end(opened, closed)
         if rival is not None:
             return (
                 f"{_line(opened)}, is not closed yet: {rival} spends its inputs now. Start the"
                 " service. Once that is deep, one that was not settled fails by itself. If health"
                 " goes on naming it, stop the service and close it again."
             )
-        closed = await self._paid_with(opened)
         for each in closed:
             await self._settle(each, transfer.txid or "")
         return "\n".join([
@@ -276,14 +276,14 @@ class _Closing:
 
     # --- signed payments -----------------------------------------------------------------------
 
-    async def _end(self, opened: OpenTransfer) -> str | None:
-        """Make sure that the payment can't be mined any more.
+    async def _end(self, opened: OpenTransfer, closed: Sequence[OpenTransfer]) -> str | None:
+        """Make sure that the payment can't be mined any more; ``closed``: all that it was to pay.
 
         Returns the transaction that must be confirmed deeply enough first; None if there is none.
         """
         name, network = opened.transfer.transfer_id, opened.transfer.network
         if network == MONERO:
-            return await self._end_monero(name)
+            return await self._end_monero(opened, closed)
         payment = await EvmPaymentLedger(self.database).payment(name)
         # Its record may say so before the order's: then it does not fail by itself either.
         is_settled = payment is not None and payment.state is EvmPaymentState.SETTLED
@@ -314,8 +314,9 @@ class _Closing:
                 found.append(await find_transfer(self.database, name))
         return found
 
-    async def _end_monero(self, name: str) -> str | None:
+    async def _end_monero(self, opened: OpenTransfer, closed: Sequence[OpenTransfer]) -> str | None:
         ledger, onchain = MoneroLedger(self.database), self.settings.onchain
+        name = opened.transfer.transfer_id
         payment = await ledger.payment(name)
         if payment is None:
             raise NotAdopted(f"{name} has no signed payment on record.")
@@ -334,25 +335,38 @@ class _Closing:
             )
             rival = await end.end(payment)
         self.is_unproven = end.took_word
-        if rival is None:
-            await _abandon(ledger, payment, is_proven=not end.took_word)
+        if rival is None and not payment.state.is_over:
+            # Without proof it keeps no conflict: it may be mined after all. Its journal line stays,
+            # so that a restored copy does not take the transfer for unsigned.
+            conflict = None if end.took_word else payment.conflict
+            failed = replace(
+                payment, state=MoneroPaymentState.FAILED, height=None, conflict=conflict
+            )
+            # With the statements: a failed payment without them would be paid back.
+            said = [self._statement(each.transfer.transfer_id, payment.txid) for each in closed]
+            await ledger.put_payment(failed, said)
         return rival
 
     # --- the statement -------------------------------------------------------------------------
 
-    async def _settle(self, opened: OpenTransfer, txid: str) -> None:
-        clock, name = SystemClock(), opened.transfer.transfer_id
+    def _statement(self, name: str, txid: str) -> Statement:
+        """Return what puts the operator's word on record, signed; a second one changes nothing."""
+        clock = SystemClock()
         ring = KeyRing.load_or_create(self.settings.data_dir / KEYS_DIR, clock, system_random)
         signer, at = ResponseSigner(ring, clock), clock.now_ms()
         word = orjson.dumps({"at": at, "note": self.note, "transfer": name, "txid": txid})
-        # The statement first: without it the audit would report the transfer as unpaid.
         values = {
             "transfer_id": name, "txid": txid, "note": self.note, "at": at, "kid": signer.kid,
             "signature": signer.vouch(word),
         }  # fmt: skip
-        await self.database.write([Statement(_ADD, values)])
+        return Statement(_ADD, values)
+
+    async def _settle(self, opened: OpenTransfer, txid: str) -> None:
+        clock, name = SystemClock(), opened.transfer.transfer_id
+        # The statement first: without it the audit would report the transfer as unpaid.
+        await self.database.write([self._statement(name, txid)])
         if is_withdrawal(name):
-            await self._settle_withdrawal(name, txid, at)
+            await self._settle_withdrawal(name, txid, clock.now_ms())
             return
         store = OrderStore(self.database, lambda: "")
         processor = OrderProcessor(store, clock, lambda _order: None)
@@ -389,15 +403,3 @@ def _line(opened: OpenTransfer) -> str:
     item = opened.transfer
     amount = f"{format_units(item.units, item.asset)} {item.asset.symbol}"
     return f"{item.transfer_id}: {amount} to {item.address}"
-
-
-async def _abandon(ledger: MoneroLedger, payment: MoneroPayment, *, is_proven: bool) -> None:
-    """Mark the payment as failed: its bytes are no longer published.
-
-    Its journal line stays, so that a restored copy does not take the transfer for unsigned. Without
-    proof it keeps no conflict: nothing else of its orders is paid, since it may be mined after all.
-    """
-    if not payment.state.is_over:
-        conflict = payment.conflict if is_proven else None
-        failed = replace(payment, state=MoneroPaymentState.FAILED, height=None, conflict=conflict)
-        await ledger.put_payment(failed)

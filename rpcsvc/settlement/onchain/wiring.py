@@ -215,7 +215,9 @@ async def _engine(
         outgoing = MoneroOutgoing(
             xmr.connection, ledger, unrecorded, clock, mines_on_demand=options.mines_on_demand
         )
-        reconciliations[XMR] = StartupReconciliation(outgoing, unrecorded, guard.switch, clock)
+        first = StartupReconciliation(outgoing, unrecorded, guard.switch, clock)
+        reconciliations[XMR] = first
+        xmr.hold_upkeep(first.require_done)
     unserved = await UnservedOrders.find(tables, frozenset((*xmr.networks, *usdc.networks)))
     return OnchainEngine(
         (xmr, usdc),

@@ -6,7 +6,7 @@ and each pass tries again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 from typing_extensions import override
@@ -183,6 +183,10 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
                 await self._maintain_outputs()
         except Unavailable as reason:
             log.info("monero_maintenance_postponed", reason=reason.message)
+
+    def hold_upkeep(self, until: Callable[[], Awaitable[None]]) -> None:
+        """Sign no payment of the wallet to itself while ``until`` raises errors.Unavailable."""
+        self._inventory.hold(until)
 
     async def _maintain_outputs(self) -> None:
         info = await self.connection.in_step()

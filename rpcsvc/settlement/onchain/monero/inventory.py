@@ -6,7 +6,7 @@ only the wallet's own address is listed, which no customer knows, and sums come 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from heapq import nlargest
 from typing import Final
 
@@ -104,6 +104,7 @@ class MoneroInventory:
         self._seen_at = 0
         self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._has_too_many = False
+        self._require_signable: Callable[[], Awaitable[None]] | None = None
         # Why outputs are not split or joined now.
         self._postponed: str | None = None
 
@@ -156,6 +157,10 @@ class MoneroInventory:
             log.warning("monero_outputs_exceeded", unlocked=held.unlocked, locked=held.locked)
         self._has_too_many = not held.is_complete
 
+    def hold(self, until: Callable[[], Awaitable[None]]) -> None:
+        """Have nothing signed while ``until`` raises errors.Unavailable."""
+        self._require_signable = until
+
     async def keep_up(self) -> bool:
         """Split or join outputs where needed; return whether a payment was published.
 
@@ -170,6 +175,8 @@ class MoneroInventory:
             return False
         if not self._is_due(upkeep):
             return False
+        if self._require_signable is not None:
+            await self._require_signable()
         payment = await self._signed(upkeep)
         log.info(
             "monero_upkeep_started",

@@ -350,15 +350,16 @@ class MoneroLedger:
         sql = "SELECT 1 FROM monero_payments WHERE txid = :txid"
         return await self._db.fetch_one(sql, txid=txid) is not None
 
-    async def put_payment(self, payment: MoneroPayment) -> None:
-        """Update the state of a payment. Raises StoreConflict if it is over.
+    async def put_payment(self, payment: MoneroPayment, beside: Sequence[Statement] = ()) -> None:
+        """Update the state of a payment, and write ``beside`` with it. Raises StoreConflict if it
+        is over.
 
         A settled one loses its metadata, by which the wallet relays it the first time.
         """
         values = _payment_values(payment)
         if payment.state is MoneroPaymentState.SETTLED:
             values["metadata"] = ""
-        statements = [Statement(_PUT_PAYMENT, values)]
+        statements = [Statement(_PUT_PAYMENT, values), *beside]
         if payment.state.is_over:
             statements.append(Statement(_FREE_IMAGES, values))
         await self._db.write(statements)
