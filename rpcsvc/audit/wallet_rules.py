@@ -458,6 +458,6 @@ def _hint(network: str, gap: int, named: Sequence[str]) -> str:
     strange = f" Not on record: {', '.join(named[:_MOST_NAMED])}." if named else ""
     return (
         f"is {-gap} wei less than on record. Adopt what paid orders, explain what was you, or a"
-        f" sweep that the database has lost: {explain}. None of it: the key is stolen, move the"
-        f" money to a new one.{strange}"
+        f" sweep or a payer's signed payment that the database has lost: {explain}. None of it: the"
+        f" key is stolen, move the money to a new one.{strange}"
     )

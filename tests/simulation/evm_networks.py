@@ -140,6 +140,17 @@ class EvmNetwork:
             if {move.to for move in _moved(mined)} == {hot.lower()}
         }
 
+    def harmless_at(self, account: str, nonce: int) -> str | None:
+        """The transaction at a nonce of an account, if a block explorer shows that it moved nothing
+        of the account's.
+        """
+        for block in self.chain.blocks:
+            for mined in block.mined:
+                if (mined.made.sender, mined.made.nonce) == (account.lower(), nonce):
+                    took = any(move.source == account.lower() for move in _moved(mined))
+                    return None if took else mined.made.txid
+        return None
+
 
 def moves(blocks: Sequence[Block]) -> Iterator[Move]:
     """Each transfer of the token in blocks."""

@@ -36,6 +36,7 @@ _OF_A_COPY: Final = ("the database is a restored copy", _OF_TRANSACTIONS)
 _OF_A_FAIL_OVER: Final = (_OF_AN_AUDIT, _OF_TRANSACTIONS)
 _OWN: Final = "the operator looks into something"
 _LOOK_SECONDS: Final = 60
+_NONCE: Final = re.compile(r"nonce (\d+) of the hot wallet on (\w+)")
 # So long (s) after a branch, running replicas have scanned it.
 _SCAN_SECONDS: Final = 30
 _PAUSES: Final = (5, 60, 300)
@@ -168,7 +169,8 @@ class Operator:
             await self._row.resume()
 
     async def _explain(self, found: Sequence[Difference]) -> None:
-        """Explain the sweeps that no journal has adopted, as the audit's hints ask.
+        """Explain the sweeps that no journal has adopted, as the audit's hints ask, and what moved
+        nothing of the hot wallet's at a nonce that it names: a signed payment of a person.
 
         The line of one is void where another replica has settled since: a commit that a fail-over
         dropped looks like one that was refused.
@@ -178,6 +180,12 @@ class Operator:
         sweeps = self._universe.sweeps()
         for txid in sorted((swept | spent) & sweeps.keys()):
             await self.annotate(sweeps[txid], txid, "a sweep that the database has lost")
+        for each in found:
+            if (named := _NONCE.fullmatch(each.subject)) is not None:
+                network = self._universe.evms[named[2]]
+                txid = network.harmless_at(self._universe.hot, int(named[1]))
+                if txid is not None:
+                    await self.annotate(network.name, txid, "moved nothing of ours")
 
     def _start_in_turn(self) -> None:
         """Stop all of several replicas, and start another one first than before.
