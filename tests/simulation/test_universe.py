@@ -34,7 +34,7 @@ def test_two_seeds_give_two_traces() -> None:
         # The database fails over below the replicas, deposits are robbed, and payees are banned.
         (21, "kills failovers robberies bans cheats reorganisations withdrawals http"),
         # Monero nodes that lack blocks answer alone.
-        (24, "kills late robberies signed reorganisations"),
+        (24, "kills late robberies"),
         # There are two EVM chains: one hangs, and people pay on the wrong one.
         (15, "hangs misdirected reorganisations signed http"),
     ],
