@@ -540,7 +540,7 @@ class CutUniverse(OnchainUniverse):
     async def _sickness(self, replica: Replica) -> str:
         problem = await super()._sickness(replica)
         if problem and self._scenario.strike == "take_inputs":
-            problem = await super()._sickness(replica)  # a lost split is given up after 30 blocks
+            problem = await super()._sickness(replica)  # a lost split fails after 30 blocks
         is_short = self._scenario.hot.ether == _ETHER and problem.endswith(_SHORT)
         return "" if is_short else problem
 

@@ -628,7 +628,7 @@ async def test_refused_upkeep_is_handed_over_after_growing_pauses(rig: Rig) -> N
     assert len(rig.node.submitted) == 23, "in 20 minutes: after 4, 8, 16, 32 s, then once a minute"
     (said,) = [each.text for each in await rig.payments.conditions()]
     assert "upkeep-1 is signed and the network does not take it" in said
-    assert said.endswith("it pays nobody, and is given up once its node has lacked it for 5 blocks")
+    assert said.endswith("it pays nobody, and fails once its node has lacked it for 5 blocks")
     rig.node.known["tx1"] = None
     assert await rig.payments.finish_upkeep()
     assert (await rig.known("upkeep-1")).state is MoneroPaymentState.PUBLISHED

@@ -247,7 +247,7 @@ async def test_lost_split_names_no_command_and_hides_no_payout(rig: ReorgRig) ->
     rig.node.says = MoneroSubmission.INVALID
     await rig.poll(blocks=1)
     blocks = OPTIONS.failed_after
-    assert rig.faults.endswith(f"if it stays away: it is given up after {blocks} blocks")
+    assert rig.faults.endswith(f"if it stays away: it counts as failed after {blocks} blocks")
     await rig.put("tr_1", MoneroPaymentState.SETTLED, None)
     await rig.put("more upkeep", MoneroPaymentState.SETTLED, None, MoneroPurpose.UPKEEP)
     await rig.poll(blocks=1)

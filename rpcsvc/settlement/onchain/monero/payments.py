@@ -544,7 +544,7 @@ class MoneroPayments(Payments):
         since = iso8601(payment.relayed_at or payment.prepared_at)
         if payment.purpose is MoneroPurpose.UPKEEP:
             blocks = self._options.failed_after
-            end = f"it pays nobody, and is given up once its node has lacked it for {blocks} blocks"
+            end = f"it pays nobody, and fails once its node has lacked it for {blocks} blocks"
         else:
             name = payment.payees[0].transfer_id
             end = f"if its node refuses it for good: rpcsvc payouts close {name} --note TEXT"

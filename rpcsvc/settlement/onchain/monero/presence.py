@@ -453,7 +453,7 @@ class MoneroReorgRecovery:
     def _ending(self, payment: MoneroPayment) -> str:
         """Return how a payment ends that the network never takes again."""
         if not _is_owed(payment):
-            return f"it is given up after {self._options.failed_after} blocks"
+            return f"it counts as failed after {self._options.failed_after} blocks"
         return f"rpcsvc payouts close {payment.payees[0].transfer_id} --note TEXT"
 
     async def _reoffer(self, waiting: dict[str, MoneroPayment], height: int) -> None:
