@@ -228,8 +228,8 @@ class MoneroLedger:
         """The block of the newest payout on record, or the oldest scanned block that is kept,
         whichever is lower; 0 without either.
 
-        An adopted payout may be newer than one that is not on record, and upkeep is signed while
-        that is not known yet.
+        An adopted payout may be newer than one that is not on record. Payments of the wallet to
+        itself do not count: one may have been signed while a payout was on no record.
         """
         sql = (
             "SELECT coalesce(min(height), 0) AS height FROM ("

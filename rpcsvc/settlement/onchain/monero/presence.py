@@ -523,7 +523,7 @@ class MoneroReorgRecovery:
         await self._connection.node.submit(payment.raw)
 
     async def _abandon_upkeep(self, info: NodeInfo) -> None:
-        """Give up payments of the wallet to itself that the node has refused for many blocks.
+        """Mark payments of the wallet to itself as failed that the node has lacked for many blocks.
 
         The outputs that they spend, or hide among, may be gone permanently. One that the network
         never had would keep everything else from being signed. Nobody is owed these payments, and

@@ -118,7 +118,7 @@ class MoneroOutgoing:
         if await self._ledger.scanned_height() is None:
             return []
         if self._since is None:
-            # Once, and not the newest block on record: while this waits, scans and payments go on.
+            # Once, and not the newest block on record: while this waits, deposits are scanned.
             self._since = max(await self._ledger.recorded_height() - _MARGIN, 0)
         await self._require_no_spend(await self._require_newest())
         await self._require_newest()  # transactions mined since are listed now
