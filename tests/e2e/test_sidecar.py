@@ -111,7 +111,7 @@ async def follow_all(agent: Agent, rounds: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("seeds", "rounds"),
-    [([1], 1), pytest.param(range(2, 6), 6, marks=pytest.mark.slow(seconds=170))],
+    [([1], 1), pytest.param(range(2, 6), 6, marks=pytest.mark.slow(seconds=60))],
 )
 async def test_no_order_is_lost_or_doubled_over_a_bad_line(
     tmp_path: Path, seeds: Sequence[int], rounds: int

@@ -64,7 +64,7 @@ _MARGIN: Final = 20
 _SENT: Final = (WalletTransferKind.OUTGOING, WalletTransferKind.PENDING)
 _WALLET: Final = "the Monero wallet"
 # Blocks come every two minutes: at one start in some 20,000 none has come for so long, and it
-# waits. Clocks of miners are off by minutes at most.
+# waits. That clocks of miners are right to some minutes is assumed.
 NEWEST_BLOCK_MS: Final = 20 * 60_000
 LOOK_TIMEOUT_MS: Final = 10 * 60_000
 # To list a wallet's outputs takes long where there are many, and only a block ends most waits.
