@@ -513,6 +513,38 @@ def test_close_ends_all_that_the_transaction_was_to_pay(
     assert {booked(cli, name).state for name in names} == {"settled"}
 
 
+@pytest.mark.parametrize("name", ["ord_lost/payout/1", "wd_lost"])
+def test_close_ends_a_payout_whose_order_is_lost(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The payment journal brought its payment back, and health names it."""
+    ends(monkeypatch, None)
+
+    async def restore() -> None:
+        async with opened(tmp_path) as books:
+            await books.monero.adopt_wallet(WALLET)
+            order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
+            lost = (
+                monero.Payee(name, "4lost", 7 * 10**12),
+                monero.Payee("ord_gone/payout/1", "4gone", 5),
+            )
+            payment = replace(xmr_payment(order, TXID), batch=lost, payment_id="batch_lost")
+            await books.monero.add_payment(payment)
+            published = replace(payment, state=monero.MoneroPaymentState.PUBLISHED)
+            await books.monero.put_payment(published)
+
+    asyncio.run(restore())
+    assert cli("payouts", "close", name, TXID, "--note", "paid") == FAILED
+    assert "the same without TXID" in cli.err
+    assert cli("payouts", "close", name, "--note", "no order has it") == OK, cli.err
+    assert f"{name}: 7 XMR to 4lost" in cli.out
+    books = read_books(cli.data_dir)
+    assert (books.payments[0].state, set(books.closed)) == ("failed", {name})
+    assert check_database(cli.data_dir) == []
+    assert cli("payouts", "close", name, "--note", "once more") == FAILED
+    assert cli("payouts", "close", "ord_lost/payout/3", "--note", "x") == USAGE
+
+
 async def paid_together(books: JournaledBooks, second: monero.Payee) -> str:
     """Publish a payment of a new order and of ``second``; the id of the order's transfer."""
     await books.monero.adopt_wallet(WALLET)

@@ -21,8 +21,8 @@ from rpcsvc.cli.recovery.db import with_database
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain import withdrawals
 from rpcsvc.domain.events import AdvanceTransfer, TransferSettled, order_of
-from rpcsvc.domain.money import format_units
-from rpcsvc.domain.order import Transfer, TransferState
+from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.wallets import PreparedTransfer
@@ -35,12 +35,12 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node import EvmConnection
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
-from rpcsvc.settlement.onchain.evm.records import EvmPaymentState
+from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, EvmPurpose
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState
+from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState, MoneroPurpose
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
 from rpcsvc.signing import KEYS_DIR, KeyRing, ResponseSigner
@@ -112,16 +112,34 @@ async def find_transfer(database: Tables, transfer_id: str) -> OpenTransfer:
     """A transfer and its order. Raises UsageError."""
     if is_withdrawal(transfer_id):
         item = await WithdrawalStore(database).find(transfer_id)
-        if item is None:
-            raise UsageError(f"There is no withdrawal {transfer_id}: rpcsvc treasury withdrawals")
-        return OpenTransfer(transfer_id, item.transfer)
-    order = await OrderStore(database, lambda: "").order(order_of(transfer_id))
-    transfer = order.transfer(transfer_id) if order else None
-    if order is None or transfer is None:
-        raise UsageError(
-            f"There is no transfer {transfer_id}. They are listed by: rpcsvc payouts list"
-        )
-    return OpenTransfer(order.order_id, transfer)
+        transfer = item.transfer if item else None
+    else:
+        order = await OrderStore(database, lambda: "").order(order_of(transfer_id))
+        transfer = order.transfer(transfer_id) if order else None
+    found = transfer or await _paid_without_order(database, transfer_id)
+    if found is not None:
+        return OpenTransfer(order_of(transfer_id), found)
+    if is_withdrawal(transfer_id):
+        raise UsageError(f"There is no withdrawal {transfer_id}: rpcsvc treasury withdrawals")
+    raise UsageError(f"There is no transfer {transfer_id}. They are listed by: rpcsvc payouts list")
+
+
+async def _paid_without_order(database: Tables, name: str) -> Transfer | None:
+    """Return a transfer as a wallet's payment has it, which the payment journal brought back while
+    its order is lost.
+    """
+    kind = TransferKind.REFUND if f"/{TransferKind.REFUND}/" in name else TransferKind.PAYOUT
+    xmr = await MoneroLedger(database).payment(name)
+    if xmr is not None and xmr.purpose is MoneroPurpose.TRANSFER:
+        is_given = xmr.state is MoneroPaymentState.RELAYING
+        state = TransferState.UNKNOWN if is_given else TransferState(xmr.state)
+        for to in (each for each in xmr.payees if each.transfer_id == name):
+            return Transfer(name, kind, MONERO, XMR, to.address, to.units, 0, state, xmr.txid)
+    usdc = await EvmPaymentLedger(database).payment(name)
+    if usdc is None or usdc.order.purpose is not EvmPurpose.TRANSFER:
+        return None
+    made, state, txid = usdc.order, TransferState(usdc.state), usdc.prepared.txid
+    return Transfer(name, kind, usdc.network, USDC, made.recipient, made.units, 0, state, txid)
 
 
 class _Adoption:
@@ -411,6 +429,9 @@ class _Closing:
             await self._settle_withdrawal(name, txid, clock.now_ms(), commit)
             return
         store = OrderStore(self.database, lambda: "")
+        if await store.order(opened.order_id) is None:
+            await commit(())
+            return
         processor = OrderProcessor(store, clock, lambda _order: None)
         # The statement first: without it the audit would report the transfer as unpaid. With it
         # alone, a transfer that is still planned would be paid.
