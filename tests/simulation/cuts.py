@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import combinations
@@ -85,10 +85,13 @@ _LAG, _SHALLOW = 60, 2
 _INDEXED: Final = 10
 # Blocks of Monero that a node lacks which answers alone: an order's deposit, and its payout.
 _LATE_BY: Final = 20
-# So long (s) the nodes of one network hang, and after so long the orders of another one are over.
-_HUNG, _UNHINDERED = 600, 300
+# So long (s) the nodes of one network hang. After so long USDC that was paid on another one counts,
+# and after so long the orders of that one are over.
+_HUNG, _COUNTED, _OVER = 600, 30, 150
 # Piconero of each of many small outputs: a payout takes several.
 _SMALL: Final = XMR // 5
+# The states of an order whose deposit counts.
+_COUNTING: Final = ("deposit_confirmed", "executing_swap")
 _STATUS: Final = "SELECT status FROM orders WHERE order_id = ?"
 # More blocks than a scan reads again, and those that the wallet lacks of as many.
 _UNREAD, _WALLET_LAG = 8, 2
@@ -400,12 +403,16 @@ class CutUniverse(OnchainUniverse):
         """Have the nodes of one of two networks answer nothing; the orders of the other go on."""
         self.network.hung[f"{BASE.host}:80"] = True
         self.later(_HUNG, self.network.hung.clear)
-        self.later(_UNHINDERED, self._require_other_orders)
+        others = [each for each in self.orders.values() if each.chain != BASE.name]
+        paid = [each for each in others if each.deposit_network == each.chain]
+        self.later(_COUNTED, partial(self._require, paid, (*_ENDED, *_COUNTING)))
+        self.later(_OVER, partial(self._require, others, _ENDED))
 
-    def _require_other_orders(self) -> None:
-        for order in self.orders.values():
+    def _require(self, orders: Sequence[Order], states: Collection[str]) -> None:
+        """Require that the orders are in these states, while another network hangs."""
+        for order in orders:
             row = self.server.connection.execute(_STATUS, (order.order_id,)).fetchone()
-            if order.chain != BASE.name and row["status"] not in _ENDED:
+            if row["status"] not in states:
                 self.violated(f"{order.order_id} on {order.chain} waits for {BASE.name}: {row[0]}")
 
     def strike_take_inputs(self) -> None:
