@@ -58,6 +58,9 @@ _HOSTS: Final = {"monero": ["monerod:80", "wallet:80"], "arbitrum": ["evm:80"]}
 _ETHER: Final = 5 * 10**14
 # Strikes after which payments go on at once, or in less than a minute.
 _SHORT_STRIKES: Final = ("kill", "pause", "leave")
+# Strikes after which calls of the hot wallet fail: payments to banned payees, or sweeps of deposits
+# that are gone.
+_FAILING: Final = ("ban", "resume")
 _LATE: Final = (
     "SELECT order_seq FROM event_log WHERE event = 'DeadlinePassed' AND status = 'executing_swap'"
 )
@@ -71,6 +74,8 @@ _REMOVED: Final = "SELECT order_seq FROM event_log WHERE event = 'DepositRemoved
 _SHORT: Final = "is short of ether for gas"
 # So long (s) the daemons are gone, or a replica is paused.
 _GONE: Final = 40
+# So long (s) after a pause began nothing is being signed any more.
+_LONG_PAUSE: Final = 61
 # So long (s) a node keeps a replaced branch: while replicas start, and some scans.
 _KEPT: Final = 120
 # So many seconds of commits a standby lacks that takes over.
@@ -121,6 +126,7 @@ class Scenario(NamedTuple):
         "cut",
         "copy",
         "rob",
+        "resume",
         "keep",
         "leave",
         "ban",
@@ -184,6 +190,7 @@ SCENARIOS: Final = {
         withdrawn={"arbitrum": 70 * USDC, "monero": 3 * XMR}, strike="copy"
     ),
     "robbed-payout": Scenario([_USDC_IN, _XMR_IN], strike="rob"),
+    "resumed": Scenario([_USDC_IN, _XMR_IN], strike="resume"),
     "kept-branch": Scenario([_USDC_IN, _XMR_IN], nodes=2, strike="keep"),
     "kept-branch-of-xmr": Scenario([_XMR_IN], nodes=2, strike="keep"),
     "late-node": Scenario([_USDC_IN, _XMR_IN], nodes=2, strike="fall_behind"),
@@ -379,10 +386,17 @@ class CutUniverse(OnchainUniverse):
     def strike_rob(self) -> None:
         """Take deposits back; the network of the first can't be asked for a while."""
         deposits = self.planned_deposits(also_seen=True)
+        if not deposits:
+            return
         self.network.away += _HOSTS[deposits[0]["network"]]
         self.later(_GONE, self.network.away.clear)
         for deposit in deposits:
             self.rob(deposit)
+
+    def strike_resume(self) -> None:
+        """Have a pause of payouts end just after deposits were taken back in it."""
+        pausing = partial(self.operator.pause, _LONG_PAUSE, self.strike_rob)
+        self.later(0, lambda: asyncio.ensure_future(pausing()))
 
     def strike_keep(self) -> None:
         """Take deposits back; one of two nodes of each chain keeps the branch that has them."""
@@ -529,7 +543,7 @@ class CutUniverse(OnchainUniverse):
             for row in self.server.connection.execute(_LATE):
                 self.violated(f"order {row['order_seq']} went on at its deadline only")
         for block in self.evm.blocks:
-            for each in block.mined if self._scenario.strike != "ban" else ():
+            for each in block.mined if self._scenario.strike not in _FAILING else ():
                 if each.made.sender == self.hot.lower() and not each.ok:
                     self.violated(f"{each.made.txid} of the hot wallet failed in its block")
         for order in self.orders.values() if self._scenario.strike == "kill" else ():
