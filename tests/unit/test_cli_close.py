@@ -360,7 +360,7 @@ def killed_at(number: int, cli: Cli, *command: str) -> bool:
 def test_close_that_was_killed_is_finished_by_the_same_command(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """It pays for one transfer that is published, and for one that is planned."""
+    """The payment is of a published transfer and of a planned one."""
     ends(monkeypatch, None)
 
     async def pay() -> list[str]:
