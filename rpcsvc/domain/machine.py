@@ -69,7 +69,9 @@ _MAY_BECOME: dict[OrderStatus, frozenset[OrderStatus]] = {
     _S.REFUNDING: frozenset({_S.REFUNDING, _S.REFUNDED, _S.FAILED}),
 }
 # The action at these deadlines depends on the deposits that came until then.
-DECIDED_BY_DEPOSITS: Final = frozenset({OnDeadline.EXPIRE, OnDeadline.SWAP_OR_REFUND})
+DECIDED_BY_DEPOSITS: Final = frozenset(
+    {OnDeadline.EXPIRE, OnDeadline.SWAP_OR_REFUND, OnDeadline.REFUND}
+)
 
 # Where a refund ends at once if there is nothing (more) to send: all dust, or gone.
 _ENDED = (_S.REFUNDING, _S.REFUNDED, _S.FAILED)

@@ -9,8 +9,7 @@ confirmed only within the bounds of domain/finality.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import structlog
@@ -86,7 +85,7 @@ class DepositWatcher:
         self._rates = rates
         self._clock = clock
         self.quarantine = quarantine
-        self.progress = ScanProgress(engine.networks, clock)
+        self.progress = ScanProgress(engine.networks, clock, engine.is_paused)
 
     async def reconcile(self) -> int:
         """One pass; returns the number of events. Safe to repeat at any time.
@@ -268,10 +267,19 @@ def _remaining(observed: Observed, done: Observed) -> dict[str, str]:
 
 
 class ScanProgress:
-    """Progress on the ``networks`` whose deposits are watched, none at the start."""
+    """Progress on the ``networks`` whose deposits are watched, none at the start.
 
-    def __init__(self, networks: Iterable[str], clock: Clock) -> None:
+    ``is_paused``: whether outgoing money is stopped. Often for a branch that took deposits deeper
+    than finality: once payouts are resumed, no payment is based on a scan from before.
+    """
+
+    def __init__(
+        self, networks: Iterable[str], clock: Clock, is_paused: Callable[[], bool] = lambda: False
+    ) -> None:
         self._clock = clock
+        self._is_paused = is_paused
+        self._was_paused = False
+        self._resumed_at = 0
         self._since = clock.now_ms()
         self._complete_until = dict.fromkeys(networks, 0)
         self._lagging: dict[str, str] = {}
@@ -279,9 +287,23 @@ class ScanProgress:
     @property
     def complete_until(self) -> Mapping[str, int]:
         """Return the time until which all deposits are on record, by network, except those of
-        ``lagging`` orders.
+        ``lagging`` orders; 0 for networks without a scan since payouts were resumed.
         """
-        return MappingProxyType(self._complete_until)
+        return {
+            network: until if self.is_current(network) else 0
+            for network, until in self._complete_until.items()
+        }
+
+    def is_current(self, network: str) -> bool:
+        """Return whether a scan that began since payouts were resumed last has shown all deposits
+        of a network. True where nothing is scanned, and where payouts were never paused.
+        """
+        now, is_paused = self._clock.now_ms(), self._is_paused()
+        if self._was_paused and not is_paused:
+            self._resumed_at = now
+        self._was_paused = is_paused
+        self._resumed_at = min(self._resumed_at, now)  # the clock may have been set back
+        return self._complete_until.get(network, now) >= self._resumed_at
 
     @property
     def lagging(self) -> frozenset[str]:
@@ -302,7 +324,7 @@ class ScanProgress:
         """Whether the scan has passed the order's deadline. True where nothing is scanned."""
         if order.deadline_at is None or order.on_deadline not in DECIDED_BY_DEPOSITS:
             return True
-        until = self._complete_until.get(order.terms.deposit_network, order.deadline_at)
+        until = self.complete_until.get(order.terms.deposit_network, order.deadline_at)
         return order.deadline_at <= until and order.order_id not in self._lagging
 
     def lags(self) -> dict[str, int]:

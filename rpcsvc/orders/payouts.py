@@ -36,6 +36,7 @@ from rpcsvc.domain.order import (
     TransferState,
 )
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.inventory import Inventory
 from rpcsvc.orders.ports.wallets import (
     Outcome,
@@ -66,7 +67,8 @@ class Payouts:
     """Carries out ``AdvanceTransfer``: for payouts and for refunds, which are both transfers.
 
     Nothing is signed for orders in ``quarantine``, nor before the deposits that pay for it were
-    seen on their chain since the start, nor signed or published without time left of the ``lease``.
+    seen on their chain since the start and, by the ``progress`` of the scans, since the last pause
+    of payouts; nor signed or published without time left of the ``lease``.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Payouts:
         processor: OrderProcessor,
         clock: Clock,
         quarantine: Quarantine,
+        progress: ScanProgress,
         lease: Lease,
     ) -> None:
         self._store = store
@@ -85,6 +88,7 @@ class Payouts:
         self._processor = processor
         self._clock = clock
         self._quarantine = quarantine
+        self._progress = progress
         self._lease = lease
         # Held by network: a wallet has one writer.
         self.writers = KeyedLocks()
@@ -212,6 +216,9 @@ class Payouts:
         there are no confirmations: an order waits for its own network, and for no other.
         """
         keys = [item.key for item in order.deposits if item.state is DepositState.CONFIRMED]
+        if not all(self._progress.is_current(key.network) for key in keys):
+            log.info("payout_postponed", order_id=order.order_id, reason="no scan since the pause")
+            return False
         try:
             missing = [key for key in keys if await self._engine.confirmations(key) == 0]
         except Unavailable as reason:

@@ -103,7 +103,9 @@ async def settling_service(
     watcher = DepositWatcher(store, wallets, processor, rates, quarantine, clock, policy.finality)
     inventory = _inventory(orders, wallets)
     published = _published(orders, rates)
-    payouts = Payouts(store, wallets, inventory, processor, clock, quarantine, orders.lease)
+    payouts = Payouts(
+        store, wallets, inventory, processor, clock, quarantine, watcher.progress, orders.lease
+    )
     withdrawals = Withdrawals(
         WithdrawalStore(orders.tables), orders, wallets, wallets, limits, payouts.writers
     )

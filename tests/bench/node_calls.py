@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from rpcsvc.orders.scheduler.worker import TICK_MS
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonRpc
-from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter
+from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNetworkAdapter
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from tests.bench.report import Reading
@@ -77,10 +77,10 @@ class Exchanges:
 
 
 async def _minute(
-    own: EvmPayer, adapter: EvmAdapter, kind: Kind, *, is_awaiting: bool
+    own: EvmPayer, network: EvmNetworkAdapter, kind: Kind, *, is_awaiting: bool
 ) -> Counter[str]:
-    """The calls of a minute in which blocks come regularly: the adapter is asked to scan as often
-    as the worker does, and to look after payments each second.
+    """The calls of a minute in which blocks come regularly: the network is scanned as often as the
+    worker does, and its payments are looked after each second.
     """
 
     async def awaiting(*_: object) -> bool:
@@ -102,9 +102,9 @@ async def _minute(
                 await own.controls.mine(due)
                 mined += due
             with made.counted() if tick >= _TICKS else Exchanges().counted():
-                await adapter.acknowledge((await adapter.observe()).sightings)
+                await network.acknowledge((await network.observe()).sightings)
                 if not tick * TICK_MS % 1000:
-                    await adapter.maintain()
+                    await network.maintain()
     return made.calls()
 
 
@@ -159,7 +159,8 @@ async def counted(directory: Path) -> Counted:
         async def minute(kind: Kind, *, is_awaiting: bool) -> Counter[str]:
             network = replace(own.network, block_seconds=kind.block_seconds)
             async with adapter_on(own, network) as adapter:
-                return await _minute(own, adapter, kind, is_awaiting=is_awaiting)
+                at = adapter.networks[network.name]
+                return await _minute(own, at, kind, is_awaiting=is_awaiting)
 
         idle = await minute(next(iter(CHAINS)), is_awaiting=False)
         async with adapter_on(own, own.network) as adapter:

@@ -19,6 +19,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.ids import system_random
+from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.inventory import WalletInventory
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.processor import OrderProcessor, Quarantine
@@ -81,8 +82,9 @@ class DuePayouts:
         limits = cast("Any", None)  # of orders before a deposit: there are none
         inventory = WalletInventory(engine.holdings, self.store, limits, self.clock, b"")
         self.payouts = Payouts(
-            self.store, engine, inventory, self.processor, self.clock, Quarantine(), lease
-        )
+            self.store, engine, inventory, self.processor, self.clock, Quarantine(),
+            ScanProgress((), self.clock), lease,
+        )  # fmt: skip
         self.effects = EffectRunner(
             self.store, self.processor, self.payouts, cast("Any", None), self.clock, poll_ms=1000
         )

@@ -284,7 +284,7 @@ async def adapter_on(own: EvmPayer, network: EvmNetwork) -> AsyncIterator[EvmAda
     chains = load_chains(chains_toml(None))
     made = EvmAdapter([node], chains, KEYS, ledgers, own.clock, OnchainSettings(), own.switch)
     await made.start()
-    await made.observe()
+    await made.networks[network.name].observe()
     try:
         yield made
     finally:

@@ -231,7 +231,7 @@ async def test_quoted_fee_includes_the_l1_part_or_is_refused(own: EvmPayer, orac
         assert Health.of(await adapter.conditions()).ok
         await oracle.price(0)
         own.clock.now += RESTING_MS
-        await adapter.maintain()
+        await adapter.networks[NETWORK].maintain()
         with pytest.raises(Unavailable, match="can't be sent right now"):
             adapter.networks[NETWORK].fee()
         health = Health.of(await adapter.conditions())
@@ -239,6 +239,6 @@ async def test_quoted_fee_includes_the_l1_part_or_is_refused(own: EvmPayer, orac
         assert adapter.networks[NETWORK].holdings().free == 1000 * USDC
         await oracle.price(per_byte)
         own.clock.now += 1000
-        await adapter.maintain()
+        await adapter.networks[NETWORK].maintain()
         assert adapter.networks[NETWORK].fee() > 2 * without
         assert Health.of(await adapter.conditions()).ok

@@ -476,7 +476,7 @@ async def test_no_order_is_taken_while_the_hot_wallet_is_blacklisted(payer: EvmP
         assert adapter.networks[NETWORK].fee() > 0
         await payer.token.blacklist(HOT)
         payer.clock.now += RESTING_MS
-        await adapter.maintain()
+        await adapter.networks[NETWORK].maintain()
         with pytest.raises(Unavailable, match="can't be sent right now"):
             adapter.networks[NETWORK].fee()
         assert "the hot wallet is on the blacklist of USDC" in (
@@ -515,5 +515,5 @@ async def test_holdings_follow_a_payout_that_ends_between_two_rounds(payer: EvmP
         payout = await payer.paid(payer.transfer(USER, 990 * USDC))
         assert (await payer.settle(payout)).outcome is Outcome.SETTLED
         payer.clock.now += 1_000
-        await adapter.maintain()
+        await adapter.networks[NETWORK].maintain()
         assert adapter.networks[NETWORK].holdings().free == 10 * USDC

@@ -32,6 +32,7 @@ from tests.regtest.evm_payer import (
     HOT,
     KEYS,
     MINUTE_MS,
+    NETWORK,
     USDC,
     USER,
     EvmPayer,
@@ -328,7 +329,7 @@ async def test_a_payout_waits_for_ether_that_was_reorganised_away(
         await payer.follow()
     assert await payer.token.client.receipt(transfer.txid or "") is None
     async with adapter_on(payer, payer.network) as adapter:
-        await adapter.maintain()
+        await adapter.networks[NETWORK].maintain()
         assert "short of ether" in (Health.of(await adapter.conditions()).detail or "")
     await payer.controls.set_ether(HOT, ETHER)
     payer.clock.now += MINUTE_MS

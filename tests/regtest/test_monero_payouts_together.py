@@ -18,6 +18,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.inventory import WalletInventory
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports.wallets import Verdict
@@ -63,8 +64,9 @@ class DuePayouts:
         limits = cast("Any", None)  # of orders before a deposit: there are none
         inventory = WalletInventory(engine.holdings, store, limits, own.clock, b"")
         payouts = Payouts(
-            store, engine, inventory, self.processor, own.clock, Quarantine(), Lease(SETTLER, 1)
-        )
+            store, engine, inventory, self.processor, own.clock, Quarantine(),
+            ScanProgress((), own.clock), Lease(SETTLER, 1),
+        )  # fmt: skip
         self.effects = EffectRunner(
             store, self.processor, payouts, cast("Any", None), own.clock, poll_ms=1000
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import combinations
@@ -58,6 +58,9 @@ _HOSTS: Final = {"monero": ["monerod:80", "wallet:80"], "arbitrum": ["evm:80"]}
 _ETHER: Final = 5 * 10**14
 # Strikes after which payments go on at once, or in less than a minute.
 _SHORT_STRIKES: Final = ("kill", "pause", "leave")
+# Strikes after which calls of the hot wallet fail: payments to banned payees, or sweeps of deposits
+# that are gone.
+_FAILING: Final = ("ban", "resume")
 _LATE: Final = (
     "SELECT order_seq FROM event_log WHERE event = 'DeadlinePassed' AND status = 'executing_swap'"
 )
@@ -71,6 +74,8 @@ _REMOVED: Final = "SELECT order_seq FROM event_log WHERE event = 'DepositRemoved
 _SHORT: Final = "is short of ether for gas"
 # So long (s) the daemons are gone, or a replica is paused.
 _GONE: Final = 40
+# So long (s) after a pause began nothing is being signed any more.
+_LONG_PAUSE: Final = 61
 # So long (s) a node keeps a replaced branch: while replicas start, and some scans.
 _KEPT: Final = 120
 # So many seconds of commits a standby lacks that takes over.
@@ -85,10 +90,13 @@ _LAG, _SHALLOW = 60, 2
 _INDEXED: Final = 10
 # Blocks of Monero that a node lacks which answers alone: an order's deposit, and its payout.
 _LATE_BY: Final = 20
-# So long (s) the nodes of one network hang, and after so long the orders of another one are over.
-_HUNG, _UNHINDERED = 600, 300
+# So long (s) the nodes of one network hang. After so long USDC that was paid on another one counts,
+# and after so long the orders of that one are over.
+_HUNG, _COUNTED, _OVER = 600, 30, 150
 # Piconero of each of many small outputs: a payout takes several.
 _SMALL: Final = XMR // 5
+# The states of an order whose deposit counts.
+_COUNTING: Final = ("deposit_confirmed", "executing_swap")
 _STATUS: Final = "SELECT status FROM orders WHERE order_id = ?"
 # More blocks than a scan reads again, and those that the wallet lacks of as many.
 _UNREAD, _WALLET_LAG = 8, 2
@@ -118,6 +126,7 @@ class Scenario(NamedTuple):
         "cut",
         "copy",
         "rob",
+        "resume",
         "keep",
         "leave",
         "ban",
@@ -181,6 +190,7 @@ SCENARIOS: Final = {
         withdrawn={"arbitrum": 70 * USDC, "monero": 3 * XMR}, strike="copy"
     ),
     "robbed-payout": Scenario([_USDC_IN, _XMR_IN], strike="rob"),
+    "resumed": Scenario([_USDC_IN, _XMR_IN], strike="resume"),
     "kept-branch": Scenario([_USDC_IN, _XMR_IN], nodes=2, strike="keep"),
     "kept-branch-of-xmr": Scenario([_XMR_IN], nodes=2, strike="keep"),
     "late-node": Scenario([_USDC_IN, _XMR_IN], nodes=2, strike="fall_behind"),
@@ -376,10 +386,17 @@ class CutUniverse(OnchainUniverse):
     def strike_rob(self) -> None:
         """Take deposits back; the network of the first can't be asked for a while."""
         deposits = self.planned_deposits(also_seen=True)
+        if not deposits:
+            return
         self.network.away += _HOSTS[deposits[0]["network"]]
         self.later(_GONE, self.network.away.clear)
         for deposit in deposits:
             self.rob(deposit)
+
+    def strike_resume(self) -> None:
+        """Have a pause of payouts end just after deposits were taken back in it."""
+        pausing = partial(self.operator.pause, _LONG_PAUSE, self.strike_rob)
+        self.later(0, lambda: asyncio.ensure_future(pausing()))
 
     def strike_keep(self) -> None:
         """Take deposits back; one of two nodes of each chain keeps the branch that has them."""
@@ -400,12 +417,16 @@ class CutUniverse(OnchainUniverse):
         """Have the nodes of one of two networks answer nothing; the orders of the other go on."""
         self.network.hung[f"{BASE.host}:80"] = True
         self.later(_HUNG, self.network.hung.clear)
-        self.later(_UNHINDERED, self._require_other_orders)
+        others = [each for each in self.orders.values() if each.chain != BASE.name]
+        paid = [each for each in others if each.deposit_network == each.chain]
+        self.later(_COUNTED, partial(self._require, paid, (*_ENDED, *_COUNTING)))
+        self.later(_OVER, partial(self._require, others, _ENDED))
 
-    def _require_other_orders(self) -> None:
-        for order in self.orders.values():
+    def _require(self, orders: Sequence[Order], states: Collection[str]) -> None:
+        """Require that the orders are in these states, while another network hangs."""
+        for order in orders:
             row = self.server.connection.execute(_STATUS, (order.order_id,)).fetchone()
-            if order.chain != BASE.name and row["status"] not in _ENDED:
+            if row["status"] not in states:
                 self.violated(f"{order.order_id} on {order.chain} waits for {BASE.name}: {row[0]}")
 
     def strike_take_inputs(self) -> None:
@@ -522,7 +543,7 @@ class CutUniverse(OnchainUniverse):
             for row in self.server.connection.execute(_LATE):
                 self.violated(f"order {row['order_seq']} went on at its deadline only")
         for block in self.evm.blocks:
-            for each in block.mined if self._scenario.strike != "ban" else ():
+            for each in block.mined if self._scenario.strike not in _FAILING else ():
                 if each.made.sender == self.hot.lower() and not each.ok:
                     self.violated(f"{each.made.txid} of the hot wallet failed in its block")
         for order in self.orders.values() if self._scenario.strike == "kill" else ():

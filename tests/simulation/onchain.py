@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import math
 import os
 import random
 import sqlite3
@@ -297,7 +296,6 @@ class OnchainUniverse(Universe):
         self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
         # When a deposit for which nothing is signed was last taken back.
-        self.robbed_at = -math.inf
         is_early = self.chain_faults != ChainFaults() and chance.random() < _EARLY
         # One who restores loses what followers and receivers were told since the copy, and the sum
         # of the deposits that count early.
@@ -896,7 +894,6 @@ class OnchainUniverse(Universe):
             for replica in self.replicas:
                 self.kill(replica)
         self.counts["robberies"] += 1
-        self.robbed_at = self.loop.time()
         branch()
 
     def _is_in_a_journal(self, order_id: str) -> bool:

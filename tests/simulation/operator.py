@@ -10,7 +10,7 @@ import asyncio
 import random
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest.mock import patch
@@ -37,8 +37,6 @@ _OF_A_FAIL_OVER: Final = (_OF_AN_AUDIT, _OF_TRANSACTIONS)
 _OWN: Final = "the operator looks into something"
 _LOOK_SECONDS: Final = 60
 _NONCE: Final = re.compile(r"nonce (\d+) of the hot wallet on (\w+)")
-# So long (s) after a branch, running replicas have scanned it.
-_SCAN_SECONDS: Final = 30
 _PAUSES: Final = (5, 60, 300)
 # So long (s) one replica starts after another when all were stopped.
 _APART_SECONDS: Final = 10
@@ -160,9 +158,7 @@ class Operator:
                     return
             elif of_others and not of_others.startswith(self.expects):
                 universe.violated(f"payouts are paused: {reason}")
-        # Payouts that are resumed before the next scan would be signed for what a branch has taken.
-        has_scanned = universe.loop.time() - universe.robbed_at > _SCAN_SECONDS
-        if any(reasons) and not self._is_drill and has_scanned:
+        if any(reasons) and not self._is_drill:
             universe.counts["resumed"] += 1
             for switch in self._switches:
                 switch.resume()
@@ -212,6 +208,15 @@ class Operator:
             self._is_drill = True
             await asyncio.sleep(self._chance.choice(_PAUSES))
             self._is_drill = False
+
+    async def pause(self, seconds: float, then: Callable[[], None]) -> None:
+        """Pause payouts for so long, and resume them at once after ``then``."""
+        self._is_drill = True
+        await self._row.pause(_OWN, self._universe.now_ms())
+        await asyncio.sleep(seconds)
+        then()
+        await self._row.resume()
+        self._is_drill = False
 
     async def restore(self) -> None:
         """Put older copies of the database in place, with the journal as it is.

@@ -89,6 +89,13 @@ def test_network_that_hangs_does_not_hold_up_the_other_one() -> None:
     assert outcome.violations == []
 
 
+@pytest.mark.slow
+def test_resumed_payouts_wait_for_a_scan_of_their_deposits() -> None:
+    outcome = cut("resumed", [60])
+    assert outcome.violations == []
+    assert outcome.counts["robberies"] > 0
+
+
 def never_made(_folder: Path) -> Universe:
     signal.pause()
     raise AssertionError("there was no signal")

@@ -37,6 +37,10 @@ class FakeAdapter:
         self.held = 60
         self.found: list[Condition] = []
         self.maintain: Any = None
+        self.upkeep: dict[str, Any] = {asset.symbol: self._maintain}
+
+    async def _maintain(self) -> None:
+        await self.maintain()
 
     async def recorded(self, _transfer: Transfer) -> PreparedTransfer | None:
         return self.known

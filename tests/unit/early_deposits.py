@@ -87,6 +87,9 @@ class TieredChains(Struct):
         assert isinstance(needed, int)
         return DepositState.CONFIRMED if self.depth(key) >= needed else DepositState.SEEN
 
+    def is_paused(self) -> bool:
+        return False
+
     async def observe(self) -> Observation:
         found = [
             DepositSighting(key, item.address, item.units, "sender", NOW, self._state(key))

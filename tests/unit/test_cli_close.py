@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from errno import ENOSPC
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,8 +41,9 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
 )
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer
 from rpcsvc.signing import KEYS_DIR, KeyRing
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, snapshot
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase, snapshot
 from rpcsvc.store.backends.sqlite.maintenance import check_database
+from rpcsvc.store.database import Statement
 from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks
 from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations
@@ -331,6 +334,86 @@ def test_killed_close_leaves_no_failed_payout_without_its_word(
     assert (books.payments[0].state, set(books.closed)) == ("failed", {published})
 
 
+class Killed(Exception):
+    """The command dies at one of its commits."""
+
+
+def killed_at(number: int, cli: Cli, *command: str) -> bool:
+    """Run the command, which dies before its commit of that number; return whether it did."""
+    write, commits = SqliteDatabase.write, count(1)
+
+    async def written(database: SqliteDatabase, statements: Sequence[Statement]) -> None:
+        if any("leases" not in each.sql for each in statements) and next(commits) == number:
+            raise Killed
+        await write(database, statements)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SqliteDatabase, "write", written)
+        try:
+            assert cli(*command) == OK, cli.err
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+def test_close_that_was_killed_is_finished_by_the_same_command(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The payment is of a published transfer and of a planned one."""
+    ends(monkeypatch, None)
+
+    async def pay() -> list[str]:
+        async with opened(tmp_path) as books:
+            (second,) = (await another(books)).transfers
+            payee = monero.Payee(second.transfer_id, second.address, second.units)
+            return [await paid_together(books, payee), second.transfer_id]
+
+    names = asyncio.run(pay())
+    command = ("payouts", "close", names[0], "--note")
+    assert killed_at(number, cli, *command, "gone")
+    assert cli(*command, "once more") == OK, cli.err
+    assert [name in cli.out for name in names] == [True, True]
+    assert f"{TXID} can't be mined any more" in cli.out
+    books = read_books(cli.data_dir)
+    assert (books.payments[0].state, set(books.closed)) == ("failed", set(names))
+    assert {booked(cli, name).state for name in names} == {"settled"}
+    assert check_database(cli.data_dir) == []
+    assert cli(*command, "a third time") == FAILED
+    assert "closed already" in cli.err
+
+
+def test_killed_close_looks_again_whether_the_payout_is_mined(
+    cli: Cli, published: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(monkeypatch, None)
+    command = ("payouts", "close", published, "--note", "gone")
+    assert killed_at(2, cli, *command)
+    ends(monkeypatch, NotAdopted("its payment is in block 5"))
+    assert cli(*command) == FAILED
+    assert "in block 5" in cli.err
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("again", [(TXID,), ()])
+def test_killed_close_of_a_planned_payout_lets_nothing_be_paid(
+    cli: Cli, order: Order, number: int, again: tuple[str, ...]
+) -> None:
+    name = order.transfers[0].transfer_id
+    command = ("payouts", "close", name)
+    assert killed_at(number, cli, *command, TXID, "--note", "asked its owner")
+    is_said = name in read_books(cli.data_dir).closed
+    assert (booked(cli, name).state == "planned") is not is_said, "it would be signed"
+    if is_said:
+        assert cli(*command, "cd" * 32, "--note", "by another one") == FAILED
+        assert f"closed already, by {TXID}" in cli.err
+    done = cli(*command, *(again if is_said else (TXID,)), "--note", "asked its owner")
+    assert done == OK, cli.err
+    assert "paid as you say: asked its owner" in cli.out
+    assert (booked(cli, name).state, booked(cli, name).txid) == ("settled", TXID)
+    assert check_database(cli.data_dir) == []
+
+
 @pytest.mark.parametrize("state", [EvmPaymentState.PUBLISHED, EvmPaymentState.SETTLED])
 def test_close_ends_a_usdc_payout_that_its_record_calls_settled(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: EvmPaymentState
@@ -428,6 +511,38 @@ def test_close_ends_all_that_the_transaction_was_to_pay(
     assert [name in cli.out for name in names] == [True, True]
     assert read_books(cli.data_dir).closed == set(names)
     assert {booked(cli, name).state for name in names} == {"settled"}
+
+
+@pytest.mark.parametrize("name", ["ord_lost/payout/1", "wd_lost"])
+def test_close_ends_a_payout_whose_order_is_lost(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The payment journal brought its payment back, and health names it."""
+    ends(monkeypatch, None)
+
+    async def restore() -> None:
+        async with opened(tmp_path) as books:
+            await books.monero.adopt_wallet(WALLET)
+            order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
+            lost = (
+                monero.Payee(name, "4lost", 7 * 10**12),
+                monero.Payee("ord_gone/payout/1", "4gone", 5),
+            )
+            payment = replace(xmr_payment(order, TXID), batch=lost, payment_id="batch_lost")
+            await books.monero.add_payment(payment)
+            published = replace(payment, state=monero.MoneroPaymentState.PUBLISHED)
+            await books.monero.put_payment(published)
+
+    asyncio.run(restore())
+    assert cli("payouts", "close", name, TXID, "--note", "paid") == FAILED
+    assert "the same without TXID" in cli.err
+    assert cli("payouts", "close", name, "--note", "no order has it") == OK, cli.err
+    assert f"{name}: 7 XMR to 4lost" in cli.out
+    books = read_books(cli.data_dir)
+    assert (books.payments[0].state, set(books.closed)) == ("failed", {name})
+    assert check_database(cli.data_dir) == []
+    assert cli("payouts", "close", name, "--note", "once more") == FAILED
+    assert cli("payouts", "close", "ord_lost/payout/3", "--note", "x") == USAGE
 
 
 async def paid_together(books: JournaledBooks, second: monero.Payee) -> str:

@@ -53,6 +53,9 @@ class Book:
     def rate(self) -> Rate:
         return Rate(1, NOW, "the book")
 
+    def is_paused(self) -> bool:
+        return False
+
     async def observe(self) -> Observation:
         return Observation(self.shown, dict.fromkeys(self.networks, NOW) if self.complete else {})
 

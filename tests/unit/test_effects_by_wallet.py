@@ -18,6 +18,7 @@ from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.inventory import SimulatedInventory
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
@@ -90,7 +91,7 @@ class RunnerDriver:
         anything = cast("Any", self.fake)
         payouts = Payouts(
             anything, anything, SimulatedInventory(), anything, clock, Quarantine(),
-            Lease(SETTLER, 1),
+            ScanProgress((), clock), Lease(SETTLER, 1),
         )  # fmt: skip
         self.effects = EffectRunner(
             anything,

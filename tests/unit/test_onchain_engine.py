@@ -159,6 +159,58 @@ async def test_scan_that_hangs_keeps_the_other_asset_from_no_pass(
     assert looked == ["monero"] * 3
 
 
+class TwoNetworks:
+    """An engine with USDC on two networks, which are those of two fake adapters."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.rig = rig = Rig(data_dir)
+        self.base = FakeAdapter(USDC, "base", Verdict(Outcome.PENDING))
+        rig.usdc.networks["base"] = self.base
+        adapters = cast("Any", (rig.xmr, rig.usdc))
+        self.engine = OnchainEngine(adapters, rig.engine._guard, floors=FLOORS, poll_ms=10)
+
+
+async def test_network_that_hangs_delays_no_other_of_its_asset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = TwoNetworks(tmp_path)
+    monkeypatch.setattr(both.base, "observe", asyncio.Event().wait)
+    for _ in range(2):
+        seen = (await both.engine.observe()).sightings
+        assert {item.key.network for item in seen} == {"monero", "arbitrum"}
+        await both.engine.acknowledge(seen)
+    assert [item.key.network for item in both.rig.usdc.acknowledged] == ["arbitrum"] * 2
+    assert both.base.acknowledged == []
+
+
+async def test_network_whose_scan_fails_takes_no_orders_and_others_do(tmp_path: Path) -> None:
+    both = TwoNetworks(tmp_path)
+    both.base.observe = breaks(KeyError("a bug"))  # type: ignore[method-assign]
+    await both.engine.observe()
+    both.engine.require_ready()
+    assert both.engine.fees(XMR, USDC, "arbitrum").payout == len("arbitrum")
+    for deposit, payout in ((XMR, USDC), (USDC, XMR)):
+        with pytest.raises(Unavailable, match="USDC on base can't be settled"):
+            both.engine.fees(deposit, payout, "base")
+
+
+async def test_upkeep_that_hangs_delays_no_other(tmp_path: Path) -> None:
+    both, rounds = TwoNetworks(tmp_path), list[str]()
+    rig = both.rig
+
+    async def maintain() -> None:
+        rounds.append("")
+        if len(rounds) == 3:
+            task.cancel()
+        await asyncio.sleep(0)
+
+    rig.usdc.upkeep = {"arbitrum": maintain, "base": asyncio.Event().wait}
+    rig.xmr.upkeep = {}
+    task = asyncio.create_task(both.engine.run(asyncio.sleep))
+    await asyncio.wait([task])
+    assert len(rounds) == 3
+
+
 async def test_each_side_acknowledges_its_own_deposits(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     await rig.engine.acknowledge((await rig.engine.observe()).sightings)
@@ -184,7 +236,7 @@ async def test_a_fault_on_one_side_leaves_the_deposits_of_the_other(tmp_path: Pa
         await rig.engine.acknowledge(seen)
     assert len(rig.xmr.acknowledged) == 2
     detail = (await rig.engine.health()).detail or ""
-    assert "USDC: the deposit scan has failed (KeyError)" in detail
+    assert "arbitrum: the deposit scan has failed (KeyError)" in detail
     with pytest.raises(Unavailable, match="USDC"):
         rig.engine.require_ready()
 

@@ -520,6 +520,27 @@ async def test_node_that_lacks_the_newest_block_is_told_of(
     assert rig.scanner._connection.lag is None
 
 
+@pytest.mark.parametrize("is_in_pool", [False, True])
+async def test_node_that_lacks_its_block_takes_no_confirmed_deposit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, is_in_pool: bool
+) -> None:
+    """A late node answers where deposits are, and nothing else."""
+    late = Node(Chain(blocks=[*rig.chain.blocks]))
+    rig.chain.mine(one := paid("t1", 5 * XMR), empty=3)
+    assert await rig.poll() == {"t1": CONFIRMED}
+    late.chain.pool += [one] if is_in_pool else []
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.node, "transactions", late.transactions)
+        with pytest.raises(Unavailable):
+            await rig.observe()
+        assert "of several nodes one lacks block" in (rig.scanner._connection.lag or "")
+    assert await rig.observe() == [], "nothing was noted of it"
+    rig.chain.pop(4)
+    rig.chain.pool = [one] if is_in_pool else []
+    rig.chain.mine(empty=5)
+    assert await rig.poll() == {"t1": SEEN if is_in_pool else REMOVED}
+
+
 async def test_scan_that_fails_above_a_fork_leaves_no_depth(rig: Rig) -> None:
     rig.chain.mine(paid("t1", 5 * XMR), empty=3)
     assert await rig.poll() == {"t1": CONFIRMED}

@@ -12,6 +12,7 @@ from rpcsvc.domain.events import AdvanceTransfer
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.inventory import SimulatedInventory
 from rpcsvc.orders.payouts import Payouts, published_verdict
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
@@ -71,13 +72,15 @@ def at_once() -> ManualClock:
     return clock
 
 
-async def sign(order: Order, lease: Lease | None = None) -> list[str]:
+async def sign(
+    order: Order, lease: Lease | None = None, progress: ScanProgress | None = None
+) -> list[str]:
     """Advance the order's only transfer; the recipients that were signed for."""
     fake = FakeWallets(order)
     anything = cast("Any", fake)
     payouts = Payouts(
         anything, anything, SimulatedInventory(), anything, at_once(), Quarantine(),
-        lease or Lease(SETTLER, 1),
+        progress or ScanProgress((), at_once()), lease or Lease(SETTLER, 1),
     )  # fmt: skip
     await payouts.advance(order.order_id, AdvanceTransfer(order.transfers[0].transfer_id))
     return fake.signed_for
@@ -97,6 +100,21 @@ async def test_a_refund_is_signed_for_the_sender() -> None:
 async def test_nothing_is_signed_for_a_stranger(order: Order, change: dict[str, Any]) -> None:
     swapped = replace(order.transfers[0], **change)
     assert await sign(replace(order, transfers=(swapped,))) == []
+
+
+@pytest.mark.parametrize("order", [paying(Direction.XMR_TO_USDC), refunding()])
+async def test_nothing_is_signed_before_a_scan_since_the_pause(order: Order) -> None:
+    network, clock, pauses = order.deposits[0].key.network, at_once(), ["a deep branch"]
+    progress = ScanProgress((network, "another"), clock, lambda: bool(pauses))
+    progress.advance({network: clock.now, "another": clock.now}, {})
+    assert progress.is_current(network)
+    clock.now += 1
+    pauses.clear()
+    assert await sign(order, progress=progress) == []
+    progress.advance({"another": clock.now}, {})
+    assert await sign(order, progress=progress) == []
+    progress.advance({network: clock.now}, {})
+    assert len(await sign(order, progress=progress)) == 1
 
 
 class AbsentTransfer:

@@ -23,6 +23,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositKey, Order, Transfer, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.inventory import SimulatedInventory
 from rpcsvc.orders.payouts import AwaitsBlock, Payouts
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, Verdict
@@ -154,7 +155,7 @@ async def driver(tmp_path: Path) -> AsyncIterator[PayoutDriver]:
     quarantine = Quarantine()
     payouts = Payouts(
         store, cast("Any", fake), SimulatedInventory(), processor, clock, quarantine,
-        Lease(SETTLER, 1),
+        ScanProgress((), clock), Lease(SETTLER, 1),
     )  # fmt: skip
     yield PayoutDriver(store, processor, fake, payouts, clock, quarantine)
     await database.close()

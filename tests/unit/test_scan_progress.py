@@ -19,7 +19,10 @@ def order(on_deadline: OnDeadline = OnDeadline.EXPIRE, network: str = "monero") 
     return replace(made, deadline_at=100, on_deadline=on_deadline)
 
 
-@pytest.mark.parametrize("on_deadline", [OnDeadline.EXPIRE, OnDeadline.SWAP_OR_REFUND])
+DECIDED = ("expire", "swap_or_refund", "refund")
+
+
+@pytest.mark.parametrize("on_deadline", [OnDeadline(name) for name in DECIDED])
 def test_order_waits_until_the_scan_passed_its_deadline(
     on_deadline: OnDeadline,
 ) -> None:
@@ -31,7 +34,7 @@ def test_order_waits_until_the_scan_passed_its_deadline(
         assert not progress.covers(order(on_deadline, "base"))
 
 
-@pytest.mark.parametrize("on_deadline", sorted(set(OnDeadline) - {"expire", "swap_or_refund"}))
+@pytest.mark.parametrize("on_deadline", sorted(set(OnDeadline) - set(DECIDED)))
 def test_what_no_deposit_decides_waits_for_none(on_deadline: OnDeadline) -> None:
     assert ScanProgress(["monero"], ManualClock()).covers(order(on_deadline))
 
@@ -50,6 +53,41 @@ def test_order_with_unrecorded_deposits_waits_for_a_full_scan() -> None:
     progress.advance({"monero": 101}, {})
     assert progress.covers(waiting)
     assert not progress.lagging
+
+
+def test_deadline_waits_for_a_scan_since_the_pause_of_payouts() -> None:
+    clock, pauses, late = ManualClock(), list[str](), order(OnDeadline.REFUND)
+    progress = ScanProgress(["monero", "base"], clock, lambda: bool(pauses))
+    progress.advance({"monero": clock.now, "base": clock.now}, {})
+    for _ in range(2):
+        pauses.append("a deep branch")
+        clock.now += MINUTE
+        assert progress.covers(late), "the pause itself holds refunds"
+        scanned = clock.now
+        progress.advance({"monero": scanned}, {})
+        clock.now += 1
+        pauses.clear()
+        assert not progress.covers(late)
+        progress.advance({"monero": scanned, "base": clock.now}, {})
+        assert not progress.covers(late), "that scan began in the pause"
+        assert progress.complete_until == {"monero": 0, "base": clock.now}
+        assert progress.lags()["monero"] == 1
+        progress.advance({"monero": clock.now}, {})
+        assert progress.covers(late)
+        clock.now += MINUTE
+        assert progress.covers(late), "until the next pause"
+
+
+def test_clock_set_back_after_a_pause_delays_no_payment() -> None:
+    clock, pauses = ManualClock(), ["a deep branch"]
+    progress = ScanProgress(["monero"], clock, lambda: bool(pauses))
+    assert progress.is_current("monero")
+    pauses.clear()
+    assert not progress.is_current("monero")
+    clock.now -= MINUTE
+    progress.is_current("monero")
+    progress.advance({"monero": clock.now}, {})
+    assert progress.is_current("monero")
 
 
 def test_network_without_scans_is_reported_until_one() -> None:

@@ -20,9 +20,9 @@ from rpcsvc.cli.operator.service import onchain_settings
 from rpcsvc.cli.recovery.db import with_database
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain import withdrawals
-from rpcsvc.domain.events import AdvanceTransfer, TransferPrepared, TransferSettled, order_of
-from rpcsvc.domain.money import format_units
-from rpcsvc.domain.order import TransferState
+from rpcsvc.domain.events import AdvanceTransfer, TransferSettled, order_of
+from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.wallets import PreparedTransfer
@@ -35,16 +35,16 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node import EvmConnection
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
-from rpcsvc.settlement.onchain.evm.records import EvmPaymentState
+from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, EvmPurpose
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState
+from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState, MoneroPurpose
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
 from rpcsvc.signing import KEYS_DIR, KeyRing, ResponseSigner
-from rpcsvc.store.database import Commit, Statement, StoreConflict, Tables
+from rpcsvc.store.database import Commit, Rows, Statement, StoreConflict, Tables
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.withdrawals import WithdrawalStore
@@ -61,7 +61,12 @@ _IS_OPEN: Final = (
     " AND state NOT IN ('failed', 'cancelled')"
     " AND transfer_id NOT IN (SELECT transfer_id FROM closed_by_hand)"
 )
-_IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = :transfer_id"
+# What is on record as closed, and others that the same transaction was to pay.
+_CLOSED: Final = (
+    "SELECT transfer_id, txid, note FROM closed_by_hand WHERE txid ="
+    " (SELECT txid FROM closed_by_hand WHERE transfer_id = :transfer_id)"
+    " ORDER BY transfer_id <> :transfer_id, transfer_id"
+)
 
 
 def adopt(context: Context) -> int:
@@ -107,16 +112,34 @@ async def find_transfer(database: Tables, transfer_id: str) -> OpenTransfer:
     """A transfer and its order. Raises UsageError."""
     if is_withdrawal(transfer_id):
         item = await WithdrawalStore(database).find(transfer_id)
-        if item is None:
-            raise UsageError(f"There is no withdrawal {transfer_id}: rpcsvc treasury withdrawals")
-        return OpenTransfer(transfer_id, item.transfer)
-    order = await OrderStore(database, lambda: "").order(order_of(transfer_id))
-    transfer = order.transfer(transfer_id) if order else None
-    if order is None or transfer is None:
-        raise UsageError(
-            f"There is no transfer {transfer_id}. They are listed by: rpcsvc payouts list"
-        )
-    return OpenTransfer(order.order_id, transfer)
+        transfer = item.transfer if item else None
+    else:
+        order = await OrderStore(database, lambda: "").order(order_of(transfer_id))
+        transfer = order.transfer(transfer_id) if order else None
+    found = transfer or await _paid_without_order(database, transfer_id)
+    if found is not None:
+        return OpenTransfer(order_of(transfer_id), found)
+    if is_withdrawal(transfer_id):
+        raise UsageError(f"There is no withdrawal {transfer_id}: rpcsvc treasury withdrawals")
+    raise UsageError(f"There is no transfer {transfer_id}. They are listed by: rpcsvc payouts list")
+
+
+async def _paid_without_order(database: Tables, name: str) -> Transfer | None:
+    """Return a transfer as a wallet's payment has it, which the payment journal brought back while
+    its order is lost.
+    """
+    kind = TransferKind.REFUND if f"/{TransferKind.REFUND}/" in name else TransferKind.PAYOUT
+    xmr = await MoneroLedger(database).payment(name)
+    if xmr is not None and xmr.purpose is MoneroPurpose.TRANSFER:
+        is_given = xmr.state is MoneroPaymentState.RELAYING
+        state = TransferState.UNKNOWN if is_given else TransferState(xmr.state)
+        for to in (each for each in xmr.payees if each.transfer_id == name):
+            return Transfer(name, kind, MONERO, XMR, to.address, to.units, 0, state, xmr.txid)
+    usdc = await EvmPaymentLedger(database).payment(name)
+    if usdc is None or usdc.order.purpose is not EvmPurpose.TRANSFER:
+        return None
+    made, state, txid = usdc.order, TransferState(usdc.state), usdc.prepared.txid
+    return Transfer(name, kind, usdc.network, USDC, made.recipient, made.units, 0, state, txid)
 
 
 class _Adoption:
@@ -236,28 +259,22 @@ class _Closing:
         name = transfer.transfer_id
         if self.is_unproven and (txid is not None or transfer.network != MONERO):
             raise UsageError("--unproven is for a signed XMR payout, without TXID.")
-        if transfer.state is TransferState.PLANNED:
-            if txid is None:
-                raise NotAdopted(
-                    f"{name} is planned, and the service pays it. Name the TXID of what has paid it"
-                    " already."
-                )
-            paid_by = bare_txid(txid.removeprefix("0x"), "" if transfer.network == MONERO else "0x")
-            await self._settle(opened, paid_by)
+        prefix = "" if transfer.network == MONERO else "0x"
+        paid_by = None if txid is None else bare_txid(txid, prefix)
+        cut = await self._cut_short(name, paid_by)
+        if cut is None:
+            self._require_closable(transfer, paid_by)
+            is_paid, ended_by = paid_by is not None, paid_by or transfer.txid or ""
+            closed = await self._paid_with(opened)
+        else:
+            closed, ended_by = cut
+            is_paid = paid_by is not None or not await self._is_signed(opened)
+        if is_paid:
+            await self._settle(opened, ended_by)
             return (
                 f"{_line(opened)}, paid as you say: {self.note}\nIt is not paid again. Once all"
                 " that the transaction paid is closed: rpcsvc treasury explain"
             )
-        if transfer.state in _UNPAID:
-            raise NotAdopted(f"{name} is {transfer.state.value}, which is final.")
-        if txid is not None:
-            raise NotAdopted(
-                f"{name} is {transfer.state.value}, by {transfer.txid}. If a reorganisation took"
-                " that for good: the same without TXID."
-            )
-        if await self.database.fetch_one(_IS_CLOSED, transfer_id=name) is not None:
-            raise NotAdopted(f"{name} is closed already.")
-        closed = await self._paid_with(opened)
         rival = await self._end(opened, closed)
         if rival is not None:
             return (
@@ -266,13 +283,53 @@ class _Closing:
                 " goes on naming it, stop the service and close it again."
             )
         for each in closed:
-            await self._settle(each, transfer.txid or "")
+            await self._settle(each, ended_by)
         return "\n".join([
             *(_line(each) for each in closed),
-            f"{transfer.txid} {'is not mined, as you say' if self.is_unproven else _ENDED}. The"
+            f"{ended_by} {'is not mined, as you say' if self.is_unproven else _ENDED}. The"
             " service does not pay this again: it is yours to pay. If you do so from the service's"
             " own wallets: rpcsvc treasury explain",
         ])  # fmt: skip
+
+    async def _cut_short(
+        self, name: str, paid_by: str | None
+    ) -> tuple[list[OpenTransfer], str] | None:
+        """Return the transfers of a close that was cut short, with its transaction; None: the
+        transfer was never closed. It goes on with the note that is on record.
+        """
+        rows = await self.database.fetch(_CLOSED, transfer_id=name)
+        if not rows:
+            return None
+        txid, self.note = rows[0]["txid"], rows[0]["note"]
+        found = [await find_transfer(self.database, row["transfer_id"]) for row in rows]
+        closed = [each for each in found if each.transfer.state not in _UNPAID]
+        is_over = all(each.transfer.state.is_final for each in closed)
+        if is_over or paid_by not in (None, txid):
+            raise NotAdopted(f"{name} is closed already, by {txid}: {self.note}")
+        return closed, txid
+
+    @staticmethod
+    def _require_closable(transfer: Transfer, paid_by: str | None) -> None:
+        name, state = transfer.transfer_id, transfer.state
+        if state in _UNPAID:
+            raise NotAdopted(f"{name} is {state.value}, which is final.")
+        if state is TransferState.PLANNED and paid_by is None:
+            raise NotAdopted(
+                f"{name} is planned, and the service pays it. Name the TXID of what has paid it"
+                " already."
+            )
+        if state is not TransferState.PLANNED and paid_by is not None:
+            raise NotAdopted(
+                f"{name} is {state.value}, by {transfer.txid}. If a reorganisation took that for"
+                " good: the same without TXID."
+            )
+
+    async def _is_signed(self, opened: OpenTransfer) -> bool:
+        """Return whether a wallet has a payment of the transfer on record."""
+        name = opened.transfer.transfer_id
+        if opened.transfer.network == MONERO:
+            return await MoneroLedger(self.database).payment(name) is not None
+        return await EvmPaymentLedger(self.database).payment(name) is not None
 
     # --- signed payments -----------------------------------------------------------------------
 
@@ -362,28 +419,39 @@ class _Closing:
         return Statement(_ADD, values)
 
     async def _settle(self, opened: OpenTransfer, txid: str) -> None:
-        clock, name = SystemClock(), opened.transfer.transfer_id
-        # The statement first: without it the audit would report the transfer as unpaid.
-        await self.database.write([self._statement(name, txid)])
+        """Record the statement, and settle the transfer."""
+        clock, name, state = SystemClock(), opened.transfer.transfer_id, opened.transfer.state
+
+        async def commit(rows: Rows) -> None:
+            await self.database.write([*rows, self._statement(name, txid)])
+
         if is_withdrawal(name):
-            await self._settle_withdrawal(name, txid, clock.now_ms())
+            await self._settle_withdrawal(name, txid, clock.now_ms(), commit)
             return
         store = OrderStore(self.database, lambda: "")
+        if await store.order(opened.order_id) is None:
+            await commit(())
+            return
         processor = OrderProcessor(store, clock, lambda _order: None)
-        if opened.transfer.state is TransferState.PLANNED:
-            await processor.apply(opened.order_id, TransferPrepared(name, txid, ""))
-        if opened.transfer.state is not TransferState.SETTLED:
+        # The statement first: without it the audit would report the transfer as unpaid. With it
+        # alone, a transfer that is still planned would be paid.
+        if state is TransferState.PLANNED:
+            await processor.record([PreparedTransfer(txid, (name,))], commit)
+        else:
+            await commit(())
+        if state is not TransferState.SETTLED:
             effect = AdvanceTransfer(name)
             await processor.apply(opened.order_id, TransferSettled(name, None), done=(effect,))
 
-    async def _settle_withdrawal(self, name: str, txid: str, at: int) -> None:
+    async def _settle_withdrawal(self, name: str, txid: str, at: int, commit: Commit) -> None:
         store = WithdrawalStore(self.database)
         item = await store.find(name)
         if item is None or item.state is TransferState.SETTLED:
+            await commit(())
             return
         is_planned = item.state is TransferState.PLANNED
         paid = withdrawals.signed(item, txid, "", at) if is_planned else item
-        await store.change(item, withdrawals.stepped(paid, TransferState.SETTLED, at))
+        await store.change(item, withdrawals.stepped(paid, TransferState.SETTLED, at), commit)
 
 
 def annotate(settings: Settings, action: str, params: Json) -> Json:

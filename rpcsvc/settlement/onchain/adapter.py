@@ -1,12 +1,12 @@
-"""The interfaces of a network, its payments and its asset's adapter; and AdapterWatch.
+"""The interfaces of a network, its payments and its asset's adapter; and NetworkWatch.
 
-A scan that hangs or fails delays no other adapter: it goes on, and a later pass shows its result.
+A scan that hangs or fails delays no other network: it goes on, and a later pass shows its result.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import structlog
@@ -28,7 +28,7 @@ from rpcsvc.orders.ports.wallets import (
 
 log = structlog.get_logger(__name__)
 
-# A pass waits no longer for one adapter: the other's deposits and all payouts wait with it.
+# A pass waits no longer for one network: the deposits of others and all payouts wait with it.
 SCAN_TIMEOUT_SECONDS: Final = 2.0
 # A scan takes milliseconds; after this long its node hangs or catches up.
 HANGS_SECONDS: Final = 15.0
@@ -132,12 +132,27 @@ class ServedNetwork(Protocol):
         """
         ...
 
+    async def observe(self) -> Observation:
+        """Return deposits that may have changed since they were last acknowledged, recomputed."""
+        ...
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """Note that these, all of this network, are committed: cursors may move, final ones need
+        not be shown again.
+        """
+        ...
+
 
 class ChainAdapter(Protocol):
-    """An asset on the networks that carry it, by their names in orders."""
+    """An asset on the networks that carry it, by their names in orders.
+
+    ``upkeep``: the work between passes by name: make addresses ahead, sweep, and note conditions
+    for the operator. Each is repeated by itself, and waits for none of the others.
+    """
 
     asset: Asset
     networks: Mapping[str, ServedNetwork]
+    upkeep: Mapping[str, Callable[[], Awaitable[None]]]
 
     async def start(self) -> None:
         """Connect, check that the nodes are on the right networks, load, catch up."""
@@ -163,18 +178,6 @@ class ChainAdapter(Protocol):
         """Return the names of the network that takes the deposit of an order of ``chain``."""
         ...
 
-    async def observe(self) -> Observation:
-        """Return deposits that may have changed since they were last acknowledged, recomputed."""
-        ...
-
-    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """Note that these are committed: cursors may move, final ones need not be shown again."""
-        ...
-
-    async def maintain(self) -> None:
-        """Make addresses ahead, sweep, and note conditions for the operator, between passes."""
-        ...
-
     async def conditions(self) -> list[Condition]:
         """Return conditions for the operator. While there is a fault, orders may wait."""
         ...
@@ -196,20 +199,22 @@ def together(looks: Iterable[Observation]) -> Observation:
     )
 
 
-class AdapterWatch:
-    """Runs one adapter's scans, one at a time. Seconds are those of ``now``, which is monotonic.
+class NetworkWatch:
+    """Runs one network's scans, one at a time. Seconds are those of ``now``, which is monotonic.
 
     ``has_looked``: the last ``observe`` finished a scan, and its result may be acknowledged.
     """
 
     def __init__(
         self,
-        adapter: ChainAdapter,
+        name: str,
+        network: ServedNetwork,
         *,
         timeout: float = SCAN_TIMEOUT_SECONDS,
         now: Callable[[], float] = lambda: steady_ms() / 1000,
     ) -> None:
-        self._adapter = adapter
+        self._name = name
+        self._network = network
         self._timeout = timeout
         self._now = now
         self._since = 0.0
@@ -241,11 +246,11 @@ class AdapterWatch:
         """Log it once; a scan is begun every second."""
         fault = type(error).__name__
         if fault != self._fault:
-            log.error("deposit_scan_failed", asset=self._adapter.asset.symbol, exc_info=error)
+            log.error("deposit_scan_failed", network=self._name, exc_info=error)
         self._fault = fault
 
     async def _observe(self) -> Observation:
-        return await self._adapter.observe()
+        return await self._network.observe()
 
     async def close(self) -> None:
         """Cancel the scan that is under way."""

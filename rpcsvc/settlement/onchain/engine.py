@@ -39,8 +39,8 @@ from rpcsvc.orders.ports.wallets import (
     Wallets,
 )
 from rpcsvc.settlement.onchain.adapter import (
-    AdapterWatch,
     ChainAdapter,
+    NetworkWatch,
     Payments,
     ServedNetwork,
     each_of,
@@ -312,10 +312,10 @@ class OnchainEngine(Wallets):
         has_time: Callable[[], bool] = lambda: True,
     ) -> None:
         self._adapters = {adapter.asset: adapter for adapter in adapters}
-        self._watches = {adapter.asset: AdapterWatch(adapter) for adapter in adapters}
         self._networks = {
             name: network for adapter in adapters for name, network in adapter.networks.items()
         }
+        self._watches = {name: NetworkWatch(name, each) for name, each in self._networks.items()}
         self.networks = frozenset(self._networks)
         self._guard = guard
         self._floors = floors
@@ -323,7 +323,7 @@ class OnchainEngine(Wallets):
         self._looks = looks or {}
         self._journal = journal
         self._has_time = has_time
-        self._faults: dict[Asset, str] = {}
+        self._faults: dict[str, str] = {}
         self.poll_ms = poll_ms
 
     @override
@@ -336,26 +336,30 @@ class OnchainEngine(Wallets):
         await asyncio.gather(*(adapter.close() for adapter in self._adapters.values()))
 
     async def run(self, pause: Pause = asyncio.sleep) -> None:
-        """Look after both adapters between passes, until cancelled. Neither waits for the other."""
+        """Look after the adapters between passes, until cancelled."""
         await asyncio.gather(
-            *(self._maintain_loop(adapter, pause) for adapter in self._adapters.values())
+            *(
+                self._maintain_loop(adapter, name, pause)
+                for adapter in self._adapters.values()
+                for name in adapter.upkeep
+            )
         )
 
-    async def _maintain_loop(self, adapter: ChainAdapter, pause: Pause) -> None:
+    async def _maintain_loop(self, adapter: ChainAdapter, name: str, pause: Pause) -> None:
         while True:
             if self._has_time():
                 await self._inspect_first(adapter)
-                await self._maintain(adapter)
+                await self._maintain(adapter, name)
             await pause(self.poll_ms / 1000)
 
-    async def _maintain(self, adapter: ChainAdapter) -> None:
+    async def _maintain(self, adapter: ChainAdapter, name: str) -> None:
         """Run one round; a failure is logged, is in health, and the next round tries again."""
         try:
-            await adapter.maintain()
-            self._faults.pop(adapter.asset, None)
+            await adapter.upkeep[name]()
+            self._faults.pop(name, None)
         except Exception as error:
-            log.exception("upkeep_failed", asset=adapter.asset.symbol)
-            self._faults[adapter.asset] = type(error).__name__
+            log.exception("upkeep_failed", upkeep=name)
+            self._faults[name] = type(error).__name__
 
     async def _inspect_first(self, adapter: ChainAdapter) -> None:
         """Find sent transactions that are not on record, even if nothing is to be signed."""
@@ -387,7 +391,7 @@ class OnchainEngine(Wallets):
             raise Unavailable("Payouts can't be recorded right now. Try again later.")
         for asset, adapter in self._adapters.items():
             adapter.require_ready()
-            if self._watches[asset].is_blind():
+            if all(self._watches[name].is_blind() for name in adapter.networks):
                 raise Unavailable(f"{asset.symbol} can't be settled right now. Try again later.")
 
     @override
@@ -396,7 +400,20 @@ class OnchainEngine(Wallets):
 
     @override
     def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        return Fees(self._side(payout, chain).fee(), self._side(deposit, chain).fee())
+        return Fees(self._fee(payout, chain), self._fee(deposit, chain))
+
+    def _fee(self, asset: Asset, chain: str) -> int:
+        """Return the fee of a transfer of ``asset`` in a swap with USDC on ``chain``.
+
+        Raises errors.Unavailable, also while deposits on that network are not seen.
+        """
+        name = _network_of(asset, chain)
+        network = self._of(name)
+        if self._watches[name].is_blind():
+            raise Unavailable(
+                f"{asset.symbol} on {name} can't be settled right now. Try again later."
+            )
+        return network.fee()
 
     @override
     def holdings(self, network: str) -> Holdings:
@@ -417,7 +434,7 @@ class OnchainEngine(Wallets):
     def states(self) -> dict[str, NetworkState]:
         shown = {}
         for name, network in self._networks.items():
-            state, watch = network.state(), self._watches[network.asset]
+            state, watch = network.state(), self._watches[name]
             shown[name] = state._replace(is_up=state.is_up and not watch.is_blind())
         return shown
 
@@ -446,7 +463,7 @@ class OnchainEngine(Wallets):
     @override
     async def observe(self) -> Observation:
         # Once one scan has news, or the others take longer, these go on, and the next pass shows
-        # what they find: a deposit that is confirmed waits for no other asset's node.
+        # what they find: a deposit that is confirmed waits for no other network's node.
         looks = [asyncio.create_task(watch.observe()) for watch in self._watches.values()]
         try:
             ended, others = await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
@@ -460,10 +477,11 @@ class OnchainEngine(Wallets):
 
     @override
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        looked = [
-            adapter for asset, adapter in self._adapters.items() if self._watches[asset].has_looked
-        ]
-        await each_of(_acknowledge(adapter, sightings) for adapter in looked)
+        await each_of(
+            network.acknowledge([item for item in sightings if item.key.network == name])
+            for name, network in self._networks.items()
+            if self._watches[name].has_looked
+        )
 
     @override
     async def confirmations(self, key: DepositKey) -> int:
@@ -544,13 +562,13 @@ class OnchainEngine(Wallets):
         checks = [("payouts", self._guard.health())]
         found = {item.asset.symbol: await item.conditions() for item in self._adapters.values()}
         checks += [(symbol, Health.of(conditions)) for symbol, conditions in found.items()]
-        checks += [(asset.symbol, watch.health()) for asset, watch in self._watches.items()]
+        checks += [(name, watch.health()) for name, watch in self._watches.items()]
         checks += [(asset.symbol, poll.health()) for asset, poll in self._reconciliations.items()]
         checks += [
             (adapter.asset.symbol, self._above_floor(adapter))
             for adapter in self._adapters.values()
         ]
-        checks += [(asset.symbol, _upkeep(fault)) for asset, fault in self._faults.items()]
+        checks += [(name, _upkeep(fault)) for name, fault in self._faults.items()]
         checks += [(name, await _told(look)) for name, look in self._looks.items()]
         if self._journal is not None:
             checks.append(("payouts", self._journal.health()))
@@ -579,11 +597,12 @@ class OnchainEngine(Wallets):
 
     def _side(self, asset: Asset, chain: str) -> ServedNetwork:
         """Return the network that carries ``asset`` in a swap with USDC on ``chain``."""
-        return self._of(MONERO_NETWORK if asset is XMR else chain)
+        return self._of(_network_of(asset, chain))
 
 
-async def _acknowledge(adapter: ChainAdapter, sightings: Sequence[DepositSighting]) -> None:
-    await adapter.acknowledge([item for item in sightings if item.key.network in adapter.networks])
+def _network_of(asset: Asset, chain: str) -> str:
+    """Return the name of the network that carries ``asset`` in a swap with USDC on ``chain``."""
+    return MONERO_NETWORK if asset is XMR else chain
 
 
 async def _told(look: Callable[[], Awaitable[str | None]]) -> Health:

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
@@ -31,7 +32,7 @@ from rpcsvc.orders.ports.wallets import (
     Observation,
 )
 from rpcsvc.settings_onchain import OnchainSettings
-from rpcsvc.settlement.onchain.adapter import ChainAdapter, ServedNetwork, each_of, together
+from rpcsvc.settlement.onchain.adapter import ChainAdapter, ServedNetwork
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, RpcFailure
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget
@@ -307,11 +308,9 @@ class EvmNetworkAdapter(ServedNetwork):
     async def is_final(self, key: DepositKey) -> bool:
         return await self.deposits.is_final(key)
 
+    @override
     async def observe(self) -> Observation:
-        """Return deposits that changed; none while the node is out.
-
-        The chain is looked at rarely while no order waits for a deposit and none is under way.
-        """
+        # The chain is looked at rarely while no order awaits a deposit and none is under way.
         if not self._scan_pace.is_due(await self._scan_pause()):
             return Observation()
         try:
@@ -322,6 +321,10 @@ class EvmNetworkAdapter(ServedNetwork):
             self._scan_pace.saw(self.connection.height())
         at = self.deposits.complete_until
         return Observation(found, {} if at is None else {self.network.name: at})
+
+    @override
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        await self.deposits.acknowledge(sightings)
 
     async def _scan_pause(self) -> int:
         """Return how long (ms) to leave the chain alone after a scan."""
@@ -495,6 +498,13 @@ class EvmAdapter(ChainAdapter):
             )
             for node in nodes
         }
+        self.upkeep: Mapping[str, Callable[[], Awaitable[None]]] = {
+            self.asset.symbol: self.maintain,
+            **{
+                name: partial(each.keep_up, EvmNetworkAdapter.maintain)
+                for name, each in self.networks.items()
+            },
+        }
 
     @property
     def hot_wallet(self) -> str:
@@ -555,16 +565,6 @@ class EvmAdapter(ChainAdapter):
         known = self._chains.resolve(chain)
         return NetworkNames.of_usdc(known, is_test=self._is_test)
 
-    # --- deposits ------------------------------------------------------------------------------
-
-    @override
-    async def observe(self) -> Observation:
-        return together(await asyncio.gather(*(each.observe() for each in self.networks.values())))
-
-    @override
-    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        await each_of(b.deposits.acknowledge(sightings) for b in self.networks.values())
-
     # --- signed authorizations -------------------------------------------------------------------
 
     def usable(self, network: str) -> EvmNetworkAdapter:
@@ -577,12 +577,11 @@ class EvmAdapter(ChainAdapter):
 
     # --- between passes ------------------------------------------------------------------------
 
-    @override
     async def maintain(self) -> None:
+        """Make addresses ahead, and measure the gas of signed authorizations."""
         try:
             await self._make_addresses()
         finally:
-            await self._each(EvmNetworkAdapter.maintain)
             await self._look_at_budget()
 
     async def _look_at_budget(self) -> None:

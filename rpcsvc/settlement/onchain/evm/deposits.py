@@ -208,9 +208,7 @@ class EvmDepositScanner:
 
         Unacknowledged deposits stay in the database and are shown again.
         """
-        states = [
-            (item.key, item.state) for item in sightings if item.key.network == self._network.name
-        ]
+        states = [(item.key, item.state) for item in sightings]
         move, self._next = self._next, None
         await self._ledger.acknowledge(states, move)
         if move is not None:

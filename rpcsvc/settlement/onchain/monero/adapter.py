@@ -67,6 +67,7 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
             self.connection, self.payments, self._fees, clock, options
         )
         self.networks = {NETWORK: self}
+        self.upkeep = {self.asset.symbol: self.maintain}
 
     @override
     async def start(self) -> None:
@@ -172,8 +173,8 @@ class MoneroAdapter(ChainAdapter, ServedNetwork):
 
     # --- between passes ------------------------------------------------------------------------
 
-    @override
     async def maintain(self) -> None:
+        """Make addresses ahead, bring payments to their end, split and consolidate outputs."""
         try:
             with self.connection.watched():
                 info = await self.connection.ready()

@@ -507,6 +507,7 @@ class DepositScanner:
             self._connection.wallet.height(),
         )
         after = await self._connection.check_node()
+        await self._require_confirmed(records, chain, after)
         stale = [
             item
             for item in listed
@@ -516,6 +517,20 @@ class DepositScanner:
         ]
         agreed = before.top_hash == after.top_hash and scanned == after.height and not stale
         return ChainView(after, agreed, self._clock.now_ms(), chain, self._fork)
+
+    async def _require_confirmed(
+        self, records: Sequence[DepositRecord], chain: Mapping[str, NodeTransaction], top: NodeInfo
+    ) -> None:
+        """Raise errors.Unavailable if ``chain`` has a confirmed deposit in no block, and its block
+        has it: of several nodes behind one name, a late one has answered.
+        """
+        for item in records:
+            found, height = chain.get(item.txid), item.height
+            if not was_confirmed(item) or height is None or (found and found.height is not None):
+                continue
+            if await self._connection.is_on_chain({item.txid: height}, top):
+                self._connection.note_split(top)
+                raise Unavailable("The Monero node lacks blocks. Try again later.")
 
     async def _judge(
         self,

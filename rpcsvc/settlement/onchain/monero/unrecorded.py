@@ -66,7 +66,8 @@ _WALLET: Final = "the Monero wallet"
 # Blocks come every two minutes: at one start in some 20,000 none has come for so long, and it
 # waits. That clocks of miners are right to some minutes is assumed.
 NEWEST_BLOCK_MS: Final = 20 * 60_000
-LOOK_TIMEOUT_MS: Final = 10 * 60_000
+# A single call may fail; a list that fails for as long as this is the operator's to mend.
+TOLD_AFTER_MS: Final = 60_000
 # To list a wallet's outputs takes long where there are many, and only a block ends most waits.
 _FIRST_PAUSE_MS: Final = 4_000
 _LONGEST_PAUSE_MS: Final = 60_000
@@ -190,10 +191,10 @@ class StartupReconciliation:
     """Holds signatures until the wallet's outgoing transactions were compared with the records,
     once.
 
-    A wallet that can't answer can't sign either, so holding costs nothing. If it is in step with
-    its node and still fails to list what it sent, payouts go on after ``LOOK_TIMEOUT_MS`` and
-    health says so; it is asked again before each signature. ``steady`` is a monotonic clock in ms:
-    the wall clock is often set soon after a machine's start.
+    A wallet that can't answer can't sign either, so holding costs nothing. One that is in step with
+    its node and fails to list what it sent may have paid what is due: it holds, too, and health
+    says so after ``TOLD_AFTER_MS``. ``steady`` is a monotonic clock in ms: the wall clock is often
+    set soon after a machine's start.
     """
 
     def __init__(
@@ -231,8 +232,10 @@ class StartupReconciliation:
         try:
             unrecorded = await self._outgoing.unknown()
         except RpcFailure as failure:
-            self._failed(failure)
-            return
+            self._note_failed(failure)
+            raise Unavailable(
+                "What left the XMR wallet is not known yet. Try again later."
+            ) from failure
         except Unavailable as reason:
             self._failing_since = None
             if isinstance(reason, OutgoingUnknown):
@@ -255,18 +258,18 @@ class StartupReconciliation:
             " the operator has looked."
         )
 
-    def _failed(self, failure: RpcFailure) -> None:
-        """Raise errors.Unavailable, unless the check has failed for too long."""
+    def _note_failed(self, failure: RpcFailure) -> None:
         now = self._steady()
         if self._failing_since is None:
             self._failing_since = now
-        if now - self._failing_since < LOOK_TIMEOUT_MS:
-            raise Unavailable("What left the XMR wallet is not known yet. Try again later.")
+        seconds = (now - self._failing_since) // 1000
+        if seconds < TOLD_AFTER_MS // 1000:
+            return
         if self._problem is None:
             log.error("reconciliation_failed", reason=str(failure))
         self._problem = (
-            f"startup reconciliation has failed for {LOOK_TIMEOUT_MS // 60_000} min ({failure});"
-            " payouts go on without it: mend the wallet, then run rpcsvc audit"
+            f"startup reconciliation has failed for {seconds} s ({failure}): nothing is signed with"
+            f" {_WALLET} before it; restart monero-wallet-rpc, or restore the wallet from its words"
         )
 
 

@@ -1,14 +1,13 @@
-"""An adapter whose nodes hang delays no pass of the worker, and loses no deposits."""
+"""A network whose nodes hang delays no pass of the worker, and loses no deposits."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import cast
 
-from rpcsvc.domain.money import XMR
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation
-from rpcsvc.settlement.onchain.adapter import HANGS_SECONDS, AdapterWatch, ChainAdapter
+from rpcsvc.settlement.onchain.adapter import HANGS_SECONDS, NetworkWatch, ServedNetwork
 
 FOUND = Observation(
     [DepositSighting(DepositKey("monero", "ab" * 32, 1), "4a", 5, None, 1, DepositState.SEEN)],
@@ -17,10 +16,8 @@ FOUND = Observation(
 NOTHING = Observation()
 
 
-class SlowAdapter:
-    """An adapter whose ``observe`` ends when the test lets it."""
-
-    asset = XMR
+class SlowNetwork:
+    """A network whose ``observe`` ends when the test lets it."""
 
     def __init__(self) -> None:
         self.answers = asyncio.Event()
@@ -36,19 +33,19 @@ class SlowAdapter:
 
 
 class Rig:
-    """An AdapterWatch on a slow adapter, with a manual clock."""
+    """A NetworkWatch on a slow network, with a manual clock."""
 
     def __init__(self) -> None:
-        self.adapter = SlowAdapter()
+        self.network = SlowNetwork()
         self.now = 100.0
-        self.watch = AdapterWatch(
-            cast("ChainAdapter", self.adapter), timeout=0.001, now=lambda: self.now
+        self.watch = NetworkWatch(
+            "monero", cast("ServedNetwork", self.network), timeout=0.001, now=lambda: self.now
         )
 
 
 async def test_result_of_a_fast_scan_is_shown_at_once() -> None:
     rig = Rig()
-    rig.adapter.answers.set()
+    rig.network.answers.set()
     assert await rig.watch.observe() == FOUND
     assert rig.watch.has_looked
     assert rig.watch.health().ok
@@ -59,14 +56,14 @@ async def test_hanging_check_blocks_no_pass_and_is_not_repeated() -> None:
     assert await rig.watch.observe() == NOTHING
     assert await rig.watch.observe() == NOTHING
     assert not rig.watch.has_looked
-    assert rig.adapter.looks == 1
+    assert rig.network.looks == 1
     await rig.watch.close()
 
 
 async def test_result_of_a_late_scan_is_shown_by_the_next_pass() -> None:
     rig = Rig()
     assert await rig.watch.observe() == NOTHING
-    rig.adapter.answers.set()
+    rig.network.answers.set()
     assert await rig.watch.observe() == FOUND
     assert rig.watch.has_looked
 
@@ -79,22 +76,22 @@ async def test_hanging_scan_is_reported_until_it_ends() -> None:
     rig.now += 1
     assert rig.watch.hangs()
     assert "the deposit scan has run for 15 s" in (rig.watch.health().detail or "")
-    rig.adapter.answers.set()
+    rig.network.answers.set()
     await rig.watch.observe()
     assert rig.watch.health().ok
 
 
-async def test_failed_scan_is_reported_and_begun_anew() -> None:
+async def test_failed_scan_is_reported_and_begun_again() -> None:
     rig = Rig()
-    rig.adapter.answers.set()
-    rig.adapter.error = RuntimeError("a bug")
+    rig.network.answers.set()
+    rig.network.error = RuntimeError("a bug")
     for looks in (1, 2):
         assert await rig.watch.observe() == NOTHING
-        assert rig.adapter.looks == looks
+        assert rig.network.looks == looks
         assert not rig.watch.has_looked
         assert rig.watch.is_blind()
         assert "the deposit scan has failed (RuntimeError)" in (rig.watch.health().detail or "")
-    rig.adapter.error = None
+    rig.network.error = None
     assert await rig.watch.observe() == FOUND
     assert rig.watch.health().ok
     assert not rig.watch.is_blind()
