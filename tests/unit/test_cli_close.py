@@ -394,6 +394,24 @@ def test_killed_close_looks_again_whether_the_payout_is_mined(
     assert "in block 5" in cli.err
 
 
+def test_killed_close_says_that_the_payout_has_failed_since(
+    cli: Cli, published: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service was started in between: its order is refunded, and not the operator's to pay."""
+    ends(monkeypatch, None)
+    command = ("payouts", "close", published, "--note", "gone")
+    assert killed_at(2, cli, *command)
+
+    async def fail() -> None:
+        async with opened(tmp_path) as books:
+            failed = ev.TransferFailed(published, "displaced")
+            await books.processor.apply(ev.order_of(published), failed)
+
+    asyncio.run(fail())
+    assert cli(*command) == FAILED
+    assert "is failed, which is final" in cli.err
+
+
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("again", [(TXID,), ()])
 def test_killed_close_of_a_planned_payout_lets_nothing_be_paid(
@@ -543,6 +561,36 @@ def test_close_ends_a_payout_whose_order_is_lost(
     assert check_database(cli.data_dir) == []
     assert cli("payouts", "close", name, "--note", "once more") == FAILED
     assert cli("payouts", "close", "ord_lost/payout/3", "--note", "x") == USAGE
+
+
+@pytest.mark.parametrize("conflict", [None, monero.Cursor(9, "rival's block")])
+def test_close_of_a_lost_payout_holds_its_order(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conflict: monero.Cursor | None
+) -> None:
+    """A restored copy has the order, and not its payout yet: that is the operator's to pay."""
+    ends(monkeypatch, None)
+    name = "ord_2/payout/1"
+
+    async def restore() -> Order:
+        async with opened(tmp_path) as books:
+            await books.monero.adopt_wallet(WALLET)
+            order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
+            payment = replace(xmr_payment(order, TXID), payment_id=name, units=7)
+            await books.monero.add_payment(payment)
+            published = monero.MoneroPaymentState.PUBLISHED
+            await books.monero.put_payment(replace(payment, state=published, conflict=conflict))
+            return await another_open(books)
+
+    async def later() -> str | None:
+        async with opened(tmp_path) as books:
+            await deposited(books, second)
+            refunded = await books.processor.apply("ord_2", ev.TransferFailed(name, "rejected"))
+            return await SignedPayments(books.db).unmatched(refunded.transfers[-1])
+
+    second = asyncio.run(restore())
+    assert cli("payouts", "close", name, "--note", "gone") == OK
+    assert "it is yours to pay" in cli.out
+    assert f"{TXID} paid 7 units for {name}" in str(asyncio.run(later()))
 
 
 async def paid_together(books: JournaledBooks, second: monero.Payee) -> str:

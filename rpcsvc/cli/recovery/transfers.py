@@ -261,6 +261,8 @@ class _Closing:
             raise UsageError("--unproven is for a signed XMR payout, without TXID.")
         prefix = "" if transfer.network == MONERO else "0x"
         paid_by = None if txid is None else bare_txid(txid, prefix)
+        if transfer.state in _UNPAID:
+            raise NotAdopted(f"{name} is {transfer.state.value}, which is final.")
         cut = await self._cut_short(name, paid_by)
         if cut is None:
             self._require_closable(transfer, paid_by)
@@ -311,8 +313,6 @@ class _Closing:
     @staticmethod
     def _require_closable(transfer: Transfer, paid_by: str | None) -> None:
         name, state = transfer.transfer_id, transfer.state
-        if state in _UNPAID:
-            raise NotAdopted(f"{name} is {state.value}, which is final.")
         if state is TransferState.PLANNED and paid_by is None:
             raise NotAdopted(
                 f"{name} is planned, and the service pays it. Name the TXID of what has paid it"
@@ -429,7 +429,8 @@ class _Closing:
             await self._settle_withdrawal(name, txid, clock.now_ms(), commit)
             return
         store = OrderStore(self.database, lambda: "")
-        if await store.order(opened.order_id) is None:
+        order = await store.order(opened.order_id)
+        if order is None or order.transfer(name) is None:
             await commit(())
             return
         processor = OrderProcessor(store, clock, lambda _order: None)

@@ -70,15 +70,18 @@ _SENT: Final = {
 }
 # Payments that are out, of transfers whose ids lie between two. One that was closed by the
 # operator's word may be mined after all; not one with the block of a conflict: that displaced it.
+# A transfer that was itself closed is the operator's to pay.
 _OUT: Final = (
     "SELECT p.payment_id AS transfer_id, p.txid, p.address, p.units FROM monero_payments AS p"
     " WHERE (p.state IN ('relaying', 'published', 'settled')"
-    "  OR p.conflict_height IS NULL AND p.txid IN (SELECT txid FROM closed_by_hand))"
+    "  OR p.conflict_height IS NULL AND p.txid IN (SELECT txid FROM closed_by_hand)"
+    "  OR p.payment_id IN (SELECT transfer_id FROM closed_by_hand))"
     "  AND p.payment_id > :after AND p.payment_id < :before"
     " UNION ALL SELECT e.transfer_id, p.txid, e.address, e.units FROM monero_payees AS e"
     " JOIN monero_payments AS p ON p.payment_id = e.payment_id"
     " WHERE (p.state IN ('relaying', 'published', 'settled')"
-    "  OR p.conflict_height IS NULL AND p.txid IN (SELECT txid FROM closed_by_hand))"
+    "  OR p.conflict_height IS NULL AND p.txid IN (SELECT txid FROM closed_by_hand)"
+    "  OR e.transfer_id IN (SELECT transfer_id FROM closed_by_hand))"
     "  AND e.transfer_id > :after AND e.transfer_id < :before"
     " UNION ALL SELECT p.payment_id, a.txid, p.recipient, p.units FROM evm_payments AS p"
     " JOIN evm_attempts AS a ON a.payment_id = p.payment_id AND a.number = 1"
