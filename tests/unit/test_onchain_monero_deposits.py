@@ -541,6 +541,27 @@ async def test_node_that_lacks_its_block_takes_no_confirmed_deposit(
     assert await rig.poll() == {"t1": SEEN if is_in_pool else REMOVED}
 
 
+async def test_deposit_of_a_branch_that_one_node_lacks_has_no_depth(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two nodes has kept the branch with it; the other one answers where deposits are."""
+    rig.chain.mine(paid("t1", 5 * XMR), empty=3)
+    assert await rig.poll() == {"t1": CONFIRMED}
+    key = DepositKey("monero", "t1", 1)
+    assert await rig.scanner.confirmations(key) == 4
+    other = Node(Chain(blocks=[*rig.chain.blocks]))
+    other.chain.pop(4)
+    other.chain.pool.clear()
+    other.chain.mine(empty=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.node, "transactions", other.transactions)
+        with suppress(Unavailable):
+            await rig.poll()
+    assert await rig.scanner.confirmations(key) == 0, "nothing is paid out for it"
+    await rig.poll()
+    assert await rig.scanner.confirmations(key) == 4
+
+
 async def test_scan_that_fails_above_a_fork_leaves_no_depth(rig: Rig) -> None:
     rig.chain.mine(paid("t1", 5 * XMR), empty=3)
     assert await rig.poll() == {"t1": CONFIRMED}

@@ -521,14 +521,17 @@ class DepositScanner:
     async def _require_confirmed(
         self, records: Sequence[DepositRecord], chain: Mapping[str, NodeTransaction], top: NodeInfo
     ) -> None:
-        """Raise errors.Unavailable if ``chain`` has a confirmed deposit in no block, and its block
-        has it: of several nodes behind one name, a late one has answered.
+        """Raise errors.Unavailable, with no depth left, if ``chain`` has a confirmed deposit in no
+        block, and its block has it: of several nodes behind one name, a late one has answered.
+
+        Or the one that has the block has kept a replaced branch: nothing may be paid by that.
         """
         for item in records:
             found, height = chain.get(item.txid), item.height
             if not was_confirmed(item) or height is None or (found and found.height is not None):
                 continue
             if await self._connection.is_on_chain({item.txid: height}, top):
+                self._compared = -1
                 self._connection.note_split(top)
                 raise Unavailable("The Monero node lacks blocks. Try again later.")
 
