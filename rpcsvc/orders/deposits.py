@@ -280,6 +280,8 @@ class ScanProgress:
         self._is_paused = is_paused
         self._was_paused = False
         self._resumed_at = 0
+        # Networks without a scan since then. Not by the times of scans: the clock may be set.
+        self._unseen = set[str]()
         self._since = clock.now_ms()
         self._complete_until = dict.fromkeys(networks, 0)
         self._lagging: dict[str, str] = {}
@@ -289,8 +291,9 @@ class ScanProgress:
         """Return the time until which all deposits are on record, by network, except those of
         ``lagging`` orders; 0 for networks without a scan since payouts were resumed.
         """
+        self._look_for_resume()
         return {
-            network: until if self.is_current(network) else 0
+            network: 0 if network in self._unseen else until
             for network, until in self._complete_until.items()
         }
 
@@ -298,12 +301,15 @@ class ScanProgress:
         """Return whether a scan that began since payouts were resumed last has shown all deposits
         of a network. True where nothing is scanned, and where payouts were never paused.
         """
-        now, is_paused = self._clock.now_ms(), self._is_paused()
-        if self._was_paused and not is_paused:
-            self._resumed_at = now
-        self._was_paused = is_paused
+        self._look_for_resume()
+        return network not in self._unseen
+
+    def _look_for_resume(self) -> None:
+        was_paused, self._was_paused = self._was_paused, self._is_paused()
+        now = self._clock.now_ms()
+        if was_paused and not self._was_paused:
+            self._resumed_at, self._unseen = now, set(self._complete_until)
         self._resumed_at = min(self._resumed_at, now)  # the clock may have been set back
-        return self._complete_until.get(network, now) >= self._resumed_at
 
     @property
     def lagging(self) -> frozenset[str]:
@@ -319,6 +325,8 @@ class ScanProgress:
         still = {order: at for order, at in self._lagging.items() if at not in complete_until}
         self._lagging = {**still, **remaining}
         self._complete_until.update(complete_until)
+        self._look_for_resume()
+        self._unseen -= {name for name, at in complete_until.items() if at >= self._resumed_at}
 
     def covers(self, order: Order) -> bool:
         """Whether the scan has passed the order's deadline. True where nothing is scanned."""

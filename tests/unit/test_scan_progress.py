@@ -81,11 +81,12 @@ def test_deadline_waits_for_a_scan_since_the_pause_of_payouts() -> None:
 def test_clock_set_back_after_a_pause_delays_no_payment() -> None:
     clock, pauses = ManualClock(), ["a deep branch"]
     progress = ScanProgress(["monero"], clock, lambda: bool(pauses))
+    progress.advance({"monero": clock.now}, {})
     assert progress.is_current("monero")
     pauses.clear()
     assert not progress.is_current("monero")
     clock.now -= MINUTE
-    progress.is_current("monero")
+    assert not progress.is_current("monero"), "no scan has begun since"
     progress.advance({"monero": clock.now}, {})
     assert progress.is_current("monero")
 
