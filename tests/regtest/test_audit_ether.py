@@ -135,7 +135,7 @@ async def test_a_receipt_that_the_node_has_forgotten_is_no_difference(
     monkeypatch.setattr(token.client, "receipt", forgotten)
     found = await hot.ether(reader)
     assert not found.spent
-    assert found.cost_unknown == {paid.txid}
+    assert [*found.cost_unknown] == [paid.txid]
 
 
 # --- the command -------------------------------------------------------------------------------

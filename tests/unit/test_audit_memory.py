@@ -233,7 +233,8 @@ async def audited(
 async def test_deep_payment_is_proven_once_over_restarts(memory: AuditMemory) -> None:
     first, looked = await audited(memory)
     assert (first.payments["ord_1/payout/1"].paid, looked) == (7, 1)
-    assert await audited(memory) == (first, 0)
+    again, looked = await audited(memory)
+    assert (again.payments, looked) == (first.payments, 0)
     assert (await audited(memory, node=Monerod("other")))[1] == 1
 
 
@@ -277,7 +278,8 @@ class GrowingWallet(Wallet):
 async def test_blocks_that_come_during_proofs_end_no_audit(memory: AuditMemory) -> None:
     facts, looked = await audited(memory, wallet=GrowingWallet())
     assert (facts.payments["ord_1/payout/1"].paid, looked) == (7, 1)
-    assert await audited(memory) == (facts, 0)
+    again, looked = await audited(memory)
+    assert (again.payments, looked) == (facts.payments, 0)
 
 
 async def test_proofs_are_not_kept_once_their_head_is_replaced(memory: AuditMemory) -> None:
