@@ -82,7 +82,8 @@ _ROWS: Final[tuple[tuple[str, dict[str, Any], str], ...]] = (
         "payout_fee": PRICE.payout_fee, "min_received_bps": PRICE.min_received_bps,
         "refund_fee": 700, "created_at": 1, "expires_at": 2, "late_window": 1,
         "confirm_timeout": 1, "prepare_timeout": 1, "payout_check": 1, "refund_reminder": 1,
-        "integrator_bps": 0, "funding_fee": 0, "funding_gas": 0, "status": "'completed'", "status_at": 1, "version": 1, "leftover": 0,
+        "integrator_bps": 0, "funding_fee": 0, "funding_gas": 0, "status": "'completed'",
+        "status_at": 1, "version": 1, "leftover": 0,
     }, ""),
     ("deposits", {
         "seq": "n", "network": _by_direction("'arbitrum'", "'monero'"),
