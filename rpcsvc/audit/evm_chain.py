@@ -8,7 +8,7 @@ Sources: the Ethereum JSON-RPC specification (execution-apis); ERC-20; the OP st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import groupby
@@ -219,7 +219,8 @@ _Events = dict[tuple[str, int], TokenTransfer]
 
 
 class _ScannedEvents(Struct):
-    """The events of blocks ``since`` to ``top``. ``touched``: addresses not yet compared.
+    """The events of blocks ``since`` to ``top``. ``touched``: their addresses, ours and others',
+    that were not yet compared.
 
     Blocks above ``done`` are read again: of ``moves`` only the first ``deep`` stay, and ``young``
     has all others.
@@ -296,16 +297,17 @@ class EvmReader:
         hot = books.evm_hot
         balances = SpilledDict[str, int](int)
         for address, _ in groupby(merge(memory.touched, [hot.lower()])):
-            balances[address] = await self._balance(address, head.number)
+            if books.is_own(address):
+                balances[address] = await self._balance(address, head.number)
         nonce = await self._client.nonce(hot, head.number)
         ether = await self._client.ether(hot, head.number)
         opening = await self._opening(memory, hot)
         moved = _blocks(memory.moves)
-        mined, waiting = await self._transactions(moved, books, head)
+        mined, waiting, forgotten = await self._transactions(moved, books, head)
         reported = books.annotations_on(self.network.name)
         by_hand = await self._receipts.by_hand(reported, hot, head)
         depth = await self._deposit_depth(head)
-        ours = await self._ether(books, head, ether, moved, mined, by_hand)
+        ours = await self._ether(books, head, ether, mined, forgotten, by_hand)
         stale = await self._is_stale(books.watched[self.network.name])
         deepest = self._receipts.deepest(head)
         anchor = None if deepest is None else await self._block(deepest)
@@ -344,7 +346,6 @@ class EvmReader:
         kept = min(head.number, max(head.number - self._young, read))
         memory.moves.cut(memory.deep)
         before, young = dict(memory.young), _Events()
-        ours = books.own_addresses
         first = read + 1
         while first <= head.number:
             self._progress(
@@ -352,7 +353,7 @@ class EvmReader:
             )
             last = min(first + self._span - 1, head.number)
             try:
-                found = await self._moves(ours, first, last)
+                found = await self._moves(books.own_addresses, first, last)
             except (NodeError, TooLarge):
                 # Nodes have no common error for "too many": try a narrow range.
                 if first == last:
@@ -362,7 +363,7 @@ class EvmReader:
             for key, move in found.items():
                 was = before.pop(key, None)
                 if was != move:
-                    _touch(memory.touched, ours, move, was)
+                    _touch(memory.touched, move, was)
                 if move.block <= kept:
                     memory.moves.append(move)
                 else:
@@ -372,7 +373,7 @@ class EvmReader:
             self._span = max(1, self._span // 4) if busy else min(self._span * 2, _WIDEST_SPAN)
         done = await self._block(kept) if kept >= 0 else None
         await self._require_same(head)
-        _touch(memory.touched, ours, *before.values())
+        _touch(memory.touched, *before.values())
         memory.deep = len(memory.moves)
         memory.moves.extend(young.values())
         memory.young, memory.done, memory.top = young, done, head
@@ -474,24 +475,38 @@ class EvmReader:
 
     async def _transactions(
         self, moved: Mapping[str, int], books: Books, head: Block
-    ) -> tuple[SpilledDict[str, MinedTransaction], frozenset[str]]:
-        """Return the recorded transactions that are mined, as far as asked, and those that wait."""
+    ) -> tuple[SpilledDict[str, MinedTransaction], frozenset[str], SpilledDict[str, None]]:
+        """Return the recorded transactions that are mined, as far as asked, those that wait, and
+        those with an event since the opening balance without a receipt: nodes forget receipts
+        before they forget events.
+        """
         mined, later = await self._receipts.mined(self._to_ask(moved, books), head)
-        left: list[str] = []
+        opening, left = books.openings.get(self.network.name), list[str]()
+        forgotten = SpilledDict[str, None](None)
         async for payment in in_turns(books.payments_on(self.network.name)):
-            if not any(txid in mined or txid in moved for txid in payment.txids):
+            is_found = False
+            for txid in payment.txids:
+                receipt = mined.get(txid)
+                is_known = receipt is not None and (
+                    opening is None or receipt.block > opening.block
+                )
+                block = None if is_known else moved.get(txid)
+                is_found |= receipt is not None or block is not None
+                if opening is not None and block is not None and block > opening.block:
+                    forgotten[txid] = None
+            if not is_found:
                 left += payment.txids
         known = await each((txid for txid in left if txid not in later), self._client.transaction)
         pool = {txid for txid, made in known if made is not None}
-        return mined, frozenset(pool.union(later.intersection(left)))
+        return mined, frozenset(pool.union(later.intersection(left))), forgotten
 
     async def _ether(
         self,
         books: Books,
         head: Block,
         balance: int,
-        moved: Mapping[str, int],
         mined: Mapping[str, MinedTransaction],
+        forgotten: Mapping[str, None],
         by_hand: Mapping[str, ByHand],
     ) -> Ether | None:
         """Return the hot wallet's ether, and the transactions that moved it since its opening
@@ -518,13 +533,9 @@ class EvmReader:
                 add(txid, made.cost)
         for txid, annotated in own.items():
             add(txid, annotated.mined.cost, annotated.sent)
-        # Nodes forget receipts before they forget events.
-        async for payment in in_turns(books.payments_on(self.network.name)):
-            for txid in payment.txids:
-                receipt = mined.get(txid)
-                is_known = receipt is not None and receipt.block > opening.block
-                if not is_known and txid not in own and moved.get(txid, -1) > opening.block:
-                    add(txid, None)
+        async for txid in in_turns(forgotten):
+            if txid not in own:
+                add(txid, None)
         return Ether(
             balance,
             spent=spent,
@@ -566,13 +577,10 @@ def _blocks(moves: Iterable[TokenTransfer]) -> SpilledDict[str, int]:
     return SpilledDict(int, ((move.txid, move.block) for move in moves))
 
 
-def _touch(
-    touched: SpilledDict[str, None], ours: Collection[str], *moves: TokenTransfer | None
-) -> None:
+def _touch(touched: SpilledDict[str, None], *moves: TokenTransfer | None) -> None:
     for move in moves:
-        for address in () if move is None else (move.source, move.recipient):
-            if address in ours and address not in touched:
-                touched[address] = None
+        if move is not None:
+            touched[move.source] = touched[move.recipient] = None
 
 
 def _move(item: _Event, node: str) -> tuple[tuple[str, int], TokenTransfer]:

@@ -6,8 +6,8 @@ may be a spilled one: rules read it in sequence or by key, and hold none of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Final, TypeVar
 
@@ -20,6 +20,7 @@ from rpcsvc.redacted import Redacted
 
 T = TypeVar("T")
 Many = SpilledList[T] | tuple[T, ...]
+_ADDRESSES: Final = 1_000
 
 MONERO: Final = "monero"
 # The differences of a hot wallet's ether: less than there should be, and more.
@@ -217,6 +218,13 @@ class Books(Struct, frozen=True, dict=True):
         """The hot wallet's address and all that deposits may come to, ascending, in lower case."""
         addresses = chain(self.evm_addresses, (self.evm_hot,) if self.evm_hot else ())
         return SpilledDict(None, ((address.lower(), None) for address in addresses))
+
+    @cached_property
+    def is_own(self) -> Callable[[str], bool]:
+        """Return whether an address, in lower case, is one of them. Many events are of one
+        address.
+        """
+        return lru_cache(_ADDRESSES)(self.own_addresses.__contains__)
 
     @cached_property
     def unsettled(self) -> SpilledList[OrderEntry]:

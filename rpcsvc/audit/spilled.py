@@ -11,6 +11,7 @@ import asyncio
 import sqlite3
 from collections.abc import (
     AsyncIterator,
+    Callable,
     ItemsView,
     Iterable,
     Iterator,
@@ -34,51 +35,75 @@ K = TypeVar("K", str, int)
 # Entries of one collection in memory.
 IN_MEMORY = 2_000
 _PAGE: Final = 500
+# What is read of a file is mapped: the kernel can drop it at any time.
+_MAPPED_BYTES: Final = 1 << 40
 
 
 class SpilledList(Generic[T]):
     """Values of one type, in sequence."""
 
     def __init__(self, kind: Any, values: Iterable[T] = ()) -> None:
-        self._decoder = json.Decoder(kind)
+        self._decoder = json.Decoder(list[kind])
         self._new: list[T] = []
         self._file: _File | None = None
+        self._pages = 0
         self.extend(values)
 
     def append(self, value: T) -> None:
         """Add a value."""
         self._new.append(value)
         if len(self._new) >= IN_MEMORY:
-            self._file = self._file or _File()
-            self._file.add((None, value) for value in self._new)
-            self._new.clear()
+            self._spill()
 
     def extend(self, values: Iterable[T]) -> None:
         """Add values."""
-        for value in values:
-            self.append(value)
+        for some in batches(values, _PAGE):
+            self._new += some
+            if len(self._new) >= IN_MEMORY:
+                self._spill()
 
     def cut(self, length: int) -> None:
         """Drop all values but the first ``length``."""
-        spilled = 0 if self._file is None else self._file.count
+        spilled = self._pages * _PAGE
         if self._file is not None and length < spilled:
-            self._file.cut(length)
-        del self._new[max(0, length - spilled) :]
+            whole, rest = divmod(length, _PAGE)
+            kept = self._page(self._file, whole)[:rest]
+            self._file.fetch("DELETE FROM entries WHERE number >= ?", whole)
+            self._pages, self._new = whole, kept
+        else:
+            del self._new[length - spilled :]
 
     def __iter__(self) -> Iterator[T]:
         if self._file is not None:
-            yield from map(self._decoder.decode, self._file.in_sequence())
+            for page in range(self._pages):
+                yield from self._page(self._file, page)
         yield from self._new
 
     def __len__(self) -> int:
-        return len(self._new) + (0 if self._file is None else self._file.count)
+        return self._pages * _PAGE + len(self._new)
+
+    def _spill(self) -> None:
+        """Move whole pages to the file."""
+        file = self._file = self._file or _File()
+        pages = len(self._new) // _PAGE
+        file.add(
+            (self._pages + page, None, json.encode(self._new[page * _PAGE : (page + 1) * _PAGE]))
+            for page in range(pages)
+        )
+        self._pages += pages
+        del self._new[: pages * _PAGE]
+
+    def _page(self, file: _File, page: int) -> list[T]:
+        ((encoded,),) = file.fetch("SELECT value FROM entries WHERE number = ?", page)
+        values: list[T] = self._decoder.decode(encoded)
+        return values
 
 
 class SpilledGroups(Mapping[K, list[T]]):
     """Values of one type under keys, several under one, in sequence. Keys are listed ascending."""
 
     def __init__(self, kind: Any, entries: Iterable[tuple[K, T]] = ()) -> None:
-        self._decoder = json.Decoder(kind)
+        self._decode: Callable[[bytes], T] = json.Decoder(kind).decode
         self._new: dict[K, list[T]] = {}
         self._count = 0
         self._file: _File | None = None
@@ -87,29 +112,30 @@ class SpilledGroups(Mapping[K, list[T]]):
 
     def add(self, key: K, value: T) -> None:
         """Add a value to those of a key."""
-        self._new.setdefault(key, []).append(value)
+        if (found := self._new.get(key)) is None:
+            self._new[key] = [value]
+        else:
+            found.append(value)
         self._count += 1
         if self._count >= IN_MEMORY:
-            self._file = self._file or _File()
-            self._spill(self._file)
-
-    def newest(self, key: K) -> T:
-        """Return the last value that was added to a key. Raises KeyError."""
-        if key in self._new:
-            return self._new[key][-1]
-        found = [] if self._file is None else self._file.of(key, "DESC LIMIT 1")
-        if not found:
-            raise KeyError(key)
-        value: T = self._decoder.decode(found[0])
-        return value
+            self._spill()
 
     @override
     def __getitem__(self, key: K) -> list[T]:
-        found = [] if self._file is None else self._file.of(key)
-        values = [*map(self._decoder.decode, found), *self._new.get(key, ())]
+        new = self._new.get(key, ())
+        if self._file is None:
+            values = [*new]
+        else:
+            values = [*(self._decode(value) for (value,) in self._file.of(key)), *new]
         if not values:
             raise KeyError(key)
         return values
+
+    @override
+    def __contains__(self, key: object) -> bool:
+        if key in self._new:
+            return True
+        return self._file is not None and self._file.last_of(key) is not None
 
     @override
     def __iter__(self) -> Iterator[K]:
@@ -128,12 +154,14 @@ class SpilledGroups(Mapping[K, list[T]]):
         if self._file is None:
             yield from sorted(self._new.items(), key=itemgetter(0))
             return
-        self._spill(self._file)
+        self._spill()
         for key, entries in groupby(self._file.by_key(), itemgetter(0)):
-            yield key, [self._decoder.decode(value) for _, value in entries]
+            yield key, [self._decode(value) for _, value in entries]
 
-    def _spill(self, file: _File) -> None:
-        file.add((key, value) for key in sorted(self._new) for value in self._new[key])
+    def _spill(self) -> None:
+        file = self._file = self._file or _File()
+        keys = sorted(self._new)
+        file.add((None, key, json.encode(value)) for key in keys for value in self._new[key])
         self._new.clear()
         self._count = 0
 
@@ -145,15 +173,31 @@ class SpilledDict(MutableMapping[K, T]):
     """
 
     def __init__(self, kind: Any, entries: Iterable[tuple[K, T]] = ()) -> None:
-        self._entries = SpilledGroups[K, T](kind, entries)
+        self._decode: Callable[[bytes], T] = json.Decoder(kind).decode
+        self._new: dict[K, T] = {}
+        self._file: _File | None = None
+        self.update(entries)
 
     @override
     def __setitem__(self, key: K, value: T) -> None:
-        self._entries.add(key, value)
+        self._new[key] = value
+        if len(self._new) >= IN_MEMORY:
+            self._spill()
 
     @override
     def __getitem__(self, key: K) -> T:
-        return self._entries.newest(key)
+        if key in self._new:
+            return self._new[key]
+        found = None if self._file is None else self._file.last_of(key)
+        if found is None:
+            raise KeyError(key)
+        return self._decode(found)
+
+    @override
+    def __contains__(self, key: object) -> bool:
+        if key in self._new:
+            return True
+        return self._file is not None and self._file.last_of(key) is not None
 
     @override
     def __delitem__(self, key: K) -> None:
@@ -161,11 +205,11 @@ class SpilledDict(MutableMapping[K, T]):
 
     @override
     def __iter__(self) -> Iterator[K]:
-        return iter(self._entries)
+        return (key for key, _ in self.ascending())
 
     @override
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._new) if self._file is None else sum(1 for _ in self)
 
     @override
     def items(self) -> ItemsView[K, T]:
@@ -177,7 +221,18 @@ class SpilledDict(MutableMapping[K, T]):
 
     def ascending(self) -> Iterator[tuple[K, T]]:
         """Yield each key with its value."""
-        return ((key, values[-1]) for key, values in self._entries.ascending())
+        if self._file is None:
+            yield from sorted(self._new.items(), key=itemgetter(0))
+            return
+        self._spill()
+        for key, entries in groupby(self._file.by_key(), itemgetter(0)):
+            *_, (_, value) = entries
+            yield key, self._decode(value)
+
+    def _spill(self) -> None:
+        file = self._file = self._file or _File()
+        file.add((None, key, json.encode(self._new[key])) for key in sorted(self._new))
+        self._new.clear()
 
 
 class _Items(ItemsView[Any, Any]):
@@ -195,76 +250,71 @@ class _Values(ValuesView[Any]):
 
 
 class _File:
-    """Entries with their number, from 1 on, and a key. Everything raises BooksUnreadable.
+    """Entries with a number, a key and a value. Everything raises BooksUnreadable.
 
-    Values are JSON, which holds units of more than 64 bits, too. Rows are read in pages: no cursor
-    stays open. The index is made at the first look-up, which takes a fraction of the time.
+    Values are JSON, which holds units of more than 64 bits, too. No cursor stays open. The index is
+    made at the first look-up, which takes a fraction of the time.
     """
 
     def __init__(self) -> None:
         self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         finalize(self, self._db.close)
         self._has_index = False
-        self.count = 0
         # A write that finds no room leaves the file as it was.
         for sql in (
             "PRAGMA journal_mode = MEMORY",
             "PRAGMA synchronous = OFF",
+            "PRAGMA cache_size = -1000",
+            f"PRAGMA mmap_size = {_MAPPED_BYTES}",
             "CREATE TABLE entries (number INTEGER PRIMARY KEY, key, value)",
         ):
-            self._fetch(sql)
+            self.fetch(sql)
 
-    def add(self, entries: Iterable[tuple[Any, Any]]) -> None:
-        numbered = enumerate(entries, self.count + 1)
-        rows = [(number, key, json.encode(value)) for number, (key, value) in numbered]
+    def add(self, entries: Iterable[tuple[int | None, Any, bytes]]) -> None:
+        """Add entries; those without a number get the next one."""
         try:
             with self._db:
                 self._db.execute("BEGIN")
-                self._db.executemany("INSERT INTO entries VALUES (?, ?, ?)", rows)
+                self._db.executemany("INSERT INTO entries VALUES (?, ?, ?)", entries)
         except sqlite3.Error as error:
             raise _unusable(error) from error
-        self.count += len(rows)
 
-    def cut(self, count: int) -> None:
-        self._fetch("DELETE FROM entries WHERE number > ?", count)
-        self.count = count
-
-    def of(self, key: Any, which: str = "") -> list[bytes]:
+    def of(self, key: Any) -> list[tuple[bytes]]:
         """Return the values of a key in sequence."""
         self._index()
-        sql = f"SELECT value FROM entries WHERE key = ? ORDER BY number {which}"  # noqa: S608
-        return [value for (value,) in self._fetch(sql, key)]
+        return self.fetch("SELECT value FROM entries WHERE key = ? ORDER BY number", key)
 
-    def in_sequence(self) -> Iterator[bytes]:
-        sql = "SELECT value FROM entries WHERE number > ? ORDER BY number LIMIT ?"
-        for at in range(0, self.count, _PAGE):
-            yield from (value for (value,) in self._fetch(sql, at, _PAGE))
+    def last_of(self, key: Any) -> bytes | None:
+        """Return the last value that was added to a key."""
+        self._index()
+        found = self.fetch(
+            "SELECT value FROM entries WHERE key = ? ORDER BY number DESC LIMIT 1", key
+        )
+        return found[0][0] if found else None
 
     def by_key(self) -> Iterator[tuple[Any, bytes]]:
         """Yield all entries by key, ascending, and in sequence."""
         self._index()
         where, after = "", ()
-        while True:
-            page = self._fetch(
-                f"SELECT key, number, value FROM entries {where} ORDER BY key, number"  # noqa: S608
-                f" LIMIT {_PAGE}",
-                *after,
-            )
-            if not page:
-                return
+        while page := self.fetch(
+            f"SELECT key, number, value FROM entries {where} ORDER BY key, number"  # noqa: S608
+            f" LIMIT {_PAGE}",
+            *after,
+        ):
             where, after = "WHERE (key, number) > (?, ?)", page[-1][:2]
             yield from ((key, value) for key, _, value in page)
 
-    def _index(self) -> None:
-        if not self._has_index:
-            self._fetch("CREATE INDEX entries_by_key ON entries (key)")
-            self._has_index = True
-
-    def _fetch(self, sql: str, *values: Any) -> list[Any]:
+    def fetch(self, sql: str, *values: Any) -> list[Any]:
+        """Return all rows of a statement."""
         try:
             return self._db.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise _unusable(error) from error
+
+    def _index(self) -> None:
+        if not self._has_index:
+            self.fetch("CREATE INDEX entries_by_key ON entries (key)")
+            self._has_index = True
 
 
 def _unusable(error: sqlite3.Error) -> BooksUnreadable:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Final
 
 from rpcsvc.audit.hints import hint, may_pay, unpaid_in
@@ -46,13 +46,17 @@ def monero_differences(books: Books, since: int, facts: MoneroFacts) -> Iterator
     """Differences between the wallet's transactions since block ``since`` and the record."""
     annotated = books.annotations_on(MONERO)
     by_txid = SpilledGroups(PaymentEntry, _by_txid(books.payments_on(MONERO)))
+    expected = sum(item.units for item in facts.arrivals if item.block is not None)
     for departure in facts.departures:
-        if recorded := by_txid.get(departure.txid):
+        recorded = by_txid.get(departure.txid)
+        # Upkeep pays the wallet itself.
+        is_upkeep = recorded is not None and not recorded[0].is_transfer
+        expected -= departure.fee + (0 if is_upkeep else departure.units)
+        if recorded is not None:
             yield from _recorded(departure, recorded, is_annotated=departure.txid in annotated)
         elif _is_due(departure, books, since) and not _is_settled_by(annotated, departure, books):
             yield _unrecorded_departures(departure, books)
     yield from _said_by_the_transactions(books.payments_on(MONERO), facts)
-    expected = _expected_balance(by_txid, facts)
     if expected != facts.balance:
         yield Difference("wallet", WALLET, str(expected), str(facts.balance), _XMR)
 
@@ -117,17 +121,6 @@ def _said_by_the_transactions(
             yield Difference("fee", payment.payment_id, str(payment.fee), str(seen.fee), _XMR)
 
 
-def _expected_balance(by_txid: Mapping[str, list[PaymentEntry]], facts: MoneroFacts) -> int:
-    """Mined incoming units minus outgoing ones; upkeep counts with its fee alone."""
-    came = sum(item.units for item in facts.arrivals if item.block is not None)
-    went = 0
-    for departure in facts.departures:
-        recorded = by_txid.get(departure.txid)
-        is_upkeep = recorded is not None and not recorded[0].is_transfer
-        went += departure.fee + (0 if is_upkeep else departure.units)
-    return came - went
-
-
 def monero_annotated(books: Books, facts: MoneroFacts) -> Iterator[Annotated]:
     """The annotated transactions that the wallet lists, with what they moved."""
     annotated = books.annotations_on(MONERO)
@@ -147,9 +140,8 @@ def by_transaction(moves: Iterable[TokenTransfer]) -> Mapping[str, list[TokenTra
 
 def evm_arrivals(books: Books, facts: EvmFacts) -> Iterator[Arrival]:
     """Transfers of others to our addresses. Minted tokens have no sender."""
-    ours = books.own_addresses
     for move in facts.moves:
-        if move.recipient in ours and move.source not in ours:
+        if books.is_own(move.recipient) and not books.is_own(move.source):
             sender = None if move.source == ZERO_ADDRESS else move.source
             yield Arrival(move.txid, move.recipient, move.units, move.block, sender)
 
@@ -191,12 +183,12 @@ def evm_differences(
 
 
 def _departures(books: Books, facts: EvmFacts, pending: list[str]) -> Iterator[Difference]:
-    hot, ours = (books.evm_hot or "").lower(), books.own_addresses
+    hot = (books.evm_hot or "").lower()
     payments = SpilledDict(PaymentEntry, _by_txid(books.payments_on(facts.network)))
     swept = SpilledGroups[str, TokenTransfer](TokenTransfer)
     used = SpilledDict[str, None](None)
     for move in facts.moves:
-        if move.source not in ours:
+        if not books.is_own(move.source):
             continue
         if move.source != hot and move.recipient == hot:
             swept.add(move.source, move)
@@ -312,13 +304,17 @@ def _nonces(books: Books, facts: EvmFacts, seen: Mapping[str, Sighting]) -> Iter
         ((p.nonce, p) for p in books.payments_on(facts.network) if p.nonce is not None),
     )
     reported = set(facts.annotated.values())
-    firsts = [*islice(recorded, 1), facts.nonce]
+    payments = iter(recorded.items())
+    upcoming = next(payments, None)
+    firsts = [facts.nonce if upcoming is None else upcoming[0], facts.nonce]
     if facts.ether is not None and not facts.ether.replaced and facts.network in books.openings:
         firsts.append(books.openings[facts.network].nonce)
     for nonce in range(min(firsts), facts.nonce):
-        if nonce in reported and nonce not in recorded:
+        payment = None
+        if upcoming is not None and upcoming[0] == nonce:
+            payment, upcoming = upcoming[1], next(payments, None)
+        if nonce in reported and payment is None:
             continue
-        payment = recorded.get(nonce)
         sighting = seen.get(payment.payment_id) if payment else None
         if payment and sighting is None and nonce in reported and _is_given_up(payment, books):
             continue
@@ -366,12 +362,12 @@ def evm_annotated(
     """Return the mined annotated transactions, with the USDC that they moved. Transactions that
     moved ``ether`` alone are left to the rules for ether.
     """
-    ours = books.own_addresses
+    is_own = books.is_own
     notes = books.annotations_on(facts.network)
     for txid in facts.annotated:
         moves = by_txid.get(txid, [])
-        sent = sum(m.units for m in moves if m.source in ours and m.recipient not in ours)
-        came = sum(m.units for m in moves if m.recipient in ours and m.source not in ours)
+        sent = sum(m.units for m in moves if is_own(m.source) and not is_own(m.recipient))
+        came = sum(m.units for m in moves if is_own(m.recipient) and not is_own(m.source))
         if sent or came or txid not in ether:
             yield Annotated(facts.network, txid, sent, came, _USDC, notes[txid])
 
@@ -455,7 +451,7 @@ def _unrecognised(books: Books, facts: EvmFacts) -> list[str]:
         move.txid
         for move in facts.moves
         if move.block > since
-        and move.source in books.own_addresses
+        and books.is_own(move.source)
         and move.txid not in known
         and move.txid not in annotated
     }

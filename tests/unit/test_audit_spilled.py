@@ -94,8 +94,8 @@ def test_numbers_as_keys_are_ascending() -> None:
 def _full(values: Any) -> None:
     """Leave no room in the file of a collection."""
     file = values._file
-    pages = file._fetch("PRAGMA page_count")[0][0]
-    file._fetch(f"PRAGMA max_page_count = {pages}")
+    pages = file.fetch("PRAGMA page_count")[0][0]
+    file.fetch(f"PRAGMA max_page_count = {pages}")
 
 
 def test_write_without_room_is_an_error_and_loses_nothing(in_memory: int) -> None:
@@ -116,7 +116,7 @@ def test_dict_without_room_keeps_what_it_has(in_memory: int) -> None:
     for number in range(in_memory):
         found[f"{number:05}"] = "y"
     assert "none" not in found, "this makes the index"
-    _full(found._entries)
+    _full(found)
     with pytest.raises(BooksUnreadable):
         for number in range(10_000):
             found[f"more {number:05}"] = "x" * 1_000
