@@ -226,12 +226,6 @@ class MoneroReader:
 
     # --- the wallet's lists --------------------------------------------------------------------
 
-    def _deepest(self, memory: _ScannedPayments, top: int) -> int:
-        """Return the last block that is not read again. A chain that is shorter now, as of a node
-        that lags, has replaced no block up to the mark.
-        """
-        return max(top - _YOUNG, memory.mark.number if memory.mark else 0)
-
     async def _list(self, memory: _ScannedPayments, top: int) -> tuple[int, int]:
         """List all incoming and outgoing transfers in blocks up to ``top``, those in young blocks
         last. Return how many of each are in deep ones.
@@ -240,16 +234,16 @@ class MoneroReader:
         arrivals.cut(memory.deep[0])
         sent.cut(memory.deep[1])
         came, went = list[Arrival](), list[_Sent]()
-        after, deepest = memory.mark.number if memory.mark else 0, self._deepest(memory, top)
+        after = memory.mark.number if memory.mark else 0
         while after < top:
             self._progress("reading what the Monero wallet sent and received", after, top)
             upto = min(after + self._window, top)
             answer = await self._transfers(after, upto)
             for arrival in map(_arrival, answer.came):
-                is_deep = arrival.block is not None and arrival.block <= deepest
+                is_deep = arrival.block is not None and arrival.block <= top - _YOUNG
                 (arrivals if is_deep else came).append(arrival)
             for item in map(_sent, answer.went):
-                (sent if item.departure.block <= deepest else went).append(item)
+                (sent if item.departure.block <= top - _YOUNG else went).append(item)
             after = upto
             busy = len(answer.came) + len(answer.went) > _MANY
             wider = min(self._window * 2, _WIDEST_WINDOW)
@@ -412,7 +406,7 @@ class MoneroReader:
         listed: tuple[int, int],
         seen: Mapping[str, Sighting],
     ) -> _ScannedPayments:
-        height = self._deepest(memory, head.height)
+        height = head.height - _YOUNG
         header = await self._node.header_at(height) if height > 0 else None
         if header is None:
             return _ScannedPayments()
@@ -422,6 +416,7 @@ class MoneroReader:
                 deep[key] = item
                 if key not in memory.payments:
                     fresh[key] = item
+        # Of nodes behind one address another may lag more: what was deep stays so.
         mark = memory.mark
         if mark is None or mark.number < height:
             mark = Anchor(height, header.hash)

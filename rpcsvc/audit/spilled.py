@@ -122,11 +122,9 @@ class SpilledGroups(Mapping[K, list[T]]):
 
     @override
     def __getitem__(self, key: K) -> list[T]:
-        new = self._new.get(key, ())
-        if self._file is None:
-            values = [*new]
-        else:
-            values = [*(self._decode(value) for (value,) in self._file.of(key)), *new]
+        spilled = [] if self._file is None else self._file.of(key)
+        values = [self._decode(value) for (value,) in spilled]
+        values += self._new.get(key, ())
         if not values:
             raise KeyError(key)
         return values
@@ -236,17 +234,23 @@ class SpilledDict(MutableMapping[K, T]):
 
 
 class _Items(ItemsView[Any, Any]):
+    def __init__(self, mapping: SpilledGroups[Any, Any] | SpilledDict[Any, Any]) -> None:
+        super().__init__(mapping)
+        self._ascending = mapping.ascending
+
     @override
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        mapping: Any = self._mapping
-        return iter(mapping.ascending())
+        return self._ascending()
 
 
 class _Values(ValuesView[Any]):
+    def __init__(self, mapping: SpilledDict[Any, Any]) -> None:
+        super().__init__(mapping)
+        self._ascending = mapping.ascending
+
     @override
     def __iter__(self) -> Iterator[Any]:
-        mapping: Any = self._mapping
-        return (value for _, value in mapping.ascending())
+        return (value for _, value in self._ascending())
 
 
 class _File:

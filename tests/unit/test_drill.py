@@ -257,7 +257,11 @@ async def test_drill_shows_on_a_terminal_what_it_does(
     assert "\r" not in cli.err, "a pipe gets none"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert await cli.ask("drill", "restore", str(backup)) == FAILED
-    steps = ("copying the backup to a scratch directory", "checking the books", "reading the books: 0 %")
+    steps = (
+        "copying the backup to a scratch directory",
+        "checking the books",
+        "reading the books: 0 %",
+    )
     # A logger that an earlier test has used keeps that test's level.
     shown = [text.partition("{")[0] for text in cli.err.split("\r\033[K")[1:]]
     assert shown == [*steps, ""]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from rpcsvc.audit import books
 from rpcsvc.audit.books import read_books_of
-from rpcsvc.audit.records import Books, OrderEntry, PaymentEntry, TransferEntry
+from rpcsvc.audit.records import Books, Many, OrderEntry, PaymentEntry, TransferEntry
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositKey, TransferState
@@ -92,7 +92,7 @@ def _settled(world: World) -> OrderEntry:
     return world.keep(world.pay_out(world.deposit(world.order(X2U), 10**12)))
 
 
-def _is_unsettled(order: OrderEntry, payments: tuple[PaymentEntry, ...]) -> bool:
+def _is_unsettled(order: OrderEntry, payments: Many[PaymentEntry]) -> bool:
     return list(Books(orders=(order,), payments=payments).unsettled) == [order]
 
 
