@@ -268,7 +268,7 @@ class _File:
         for sql in (
             "PRAGMA journal_mode = MEMORY",
             "PRAGMA synchronous = OFF",
-            "PRAGMA cache_size = -1000",
+            "PRAGMA cache_size = -200",
             f"PRAGMA mmap_size = {_MAPPED_BYTES}",
             "CREATE TABLE entries (number INTEGER PRIMARY KEY, key, value)",
         ):

@@ -30,8 +30,8 @@ from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from tests.chain_options import evm_network, monero_options
 
-FEW: Final = 5_000
-MANY: Final = 20_000
+FEW: Final = 6_000
+MANY: Final = 18_000
 MORE_BYTES: Final = 4 * 1024 * 1024
 
 # --- orders 1 to ``count`` -------------------------------------------------------------------
