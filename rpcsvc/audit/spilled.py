@@ -45,7 +45,7 @@ class SpilledList(Generic[T]):
     def __init__(self, kind: Any, values: Iterable[T] = ()) -> None:
         self._decoder = json.Decoder(list[kind])
         self._new: list[T] = []
-        self._file: _File | None = None
+        self._file: _SpilledEntries | None = None
         self._pages = 0
         self.extend(values)
 
@@ -84,7 +84,7 @@ class SpilledList(Generic[T]):
 
     def _spill(self) -> None:
         """Move whole pages to the file."""
-        file = self._file = self._file or _File()
+        file = self._file = self._file or _SpilledEntries()
         pages = len(self._new) // _PAGE
         file.add(
             (self._pages + page, None, json.encode(self._new[page * _PAGE : (page + 1) * _PAGE]))
@@ -93,7 +93,7 @@ class SpilledList(Generic[T]):
         self._pages += pages
         del self._new[: pages * _PAGE]
 
-    def _page(self, file: _File, page: int) -> list[T]:
+    def _page(self, file: _SpilledEntries, page: int) -> list[T]:
         ((encoded,),) = file.fetch("SELECT value FROM entries WHERE number = ?", page)
         values: list[T] = self._decoder.decode(encoded)
         return values
@@ -106,7 +106,7 @@ class SpilledGroups(Mapping[K, list[T]]):
         self._decode: Callable[[bytes], T] = json.Decoder(kind).decode
         self._new: dict[K, list[T]] = {}
         self._count = 0
-        self._file: _File | None = None
+        self._file: _SpilledEntries | None = None
         for key, value in entries:
             self.add(key, value)
 
@@ -157,7 +157,7 @@ class SpilledGroups(Mapping[K, list[T]]):
             yield key, [self._decode(value) for _, value in entries]
 
     def _spill(self) -> None:
-        file = self._file = self._file or _File()
+        file = self._file = self._file or _SpilledEntries()
         keys = sorted(self._new)
         file.add((None, key, json.encode(value)) for key in keys for value in self._new[key])
         self._new.clear()
@@ -173,7 +173,7 @@ class SpilledDict(MutableMapping[K, T]):
     def __init__(self, kind: Any, entries: Iterable[tuple[K, T]] = ()) -> None:
         self._decode: Callable[[bytes], T] = json.Decoder(kind).decode
         self._new: dict[K, T] = {}
-        self._file: _File | None = None
+        self._file: _SpilledEntries | None = None
         self.update(entries)
 
     @override
@@ -228,7 +228,7 @@ class SpilledDict(MutableMapping[K, T]):
             yield key, self._decode(value)
 
     def _spill(self) -> None:
-        file = self._file = self._file or _File()
+        file = self._file = self._file or _SpilledEntries()
         file.add((None, key, json.encode(self._new[key])) for key in sorted(self._new))
         self._new.clear()
 
@@ -253,7 +253,7 @@ class _Values(ValuesView[Any]):
         return (value for _, value in self._ascending())
 
 
-class _File:
+class _SpilledEntries:
     """Entries with a number, a key and a value. Everything raises BooksUnreadable.
 
     Values are JSON, which holds units of more than 64 bits, too. No cursor stays open. The index is

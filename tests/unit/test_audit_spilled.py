@@ -1,4 +1,4 @@
-"""Spilled collections hold what lists and dicts do, and findings do not depend on their files."""
+"""Spilled collections hold what lists and dicts do, and nothing of it is lost in a full file."""
 
 from __future__ import annotations
 
@@ -7,26 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import asdict, replace
 
 from rpcsvc.audit import spilled
-from rpcsvc.audit.check import check
-from rpcsvc.audit.records import (
-    Arrival,
-    AuditReport,
-    Books,
-    Departure,
-    EvmFacts,
-    MoneroFacts,
-    OrderEntry,
-    PaymentEntry,
-    Sighting,
-    SweepEntry,
-    TokenTransfer,
-)
 from rpcsvc.audit.spilled import SpilledDict, SpilledGroups, SpilledList
 from rpcsvc.store.database import BooksUnreadable
-from tests.unit.test_audit_check import changes, worlds
 
 KEYS = ("a", "b", "c", "d", "")
 UNITS = st.integers(-(2**80), 2**80)
@@ -122,60 +106,3 @@ def test_dict_without_room_keeps_what_it_has(in_memory: int) -> None:
             found[f"more {number:05}"] = "x" * 1_000
     assert found["00000"] == "y"
     assert found[f"more {0:05}"] == "x" * 1_000
-
-
-# --- findings ------------------------------------------------------------------------------------
-
-
-def in_files(books: Books, monero: MoneroFacts, evm: EvmFacts) -> AuditReport:
-    """The report on books and facts as readers give them: spilled ones."""
-    return check(
-        replace(
-            books,
-            orders=SpilledList(OrderEntry, books.orders),
-            payments=SpilledList(PaymentEntry, books.payments),
-            sweeps=SpilledList(SweepEntry, books.sweeps),
-            evm_addresses=SpilledDict(None, ((address, None) for address in books.evm_addresses)),
-        ),
-        replace(
-            monero,
-            arrivals=SpilledList(Arrival, monero.arrivals),
-            departures=SpilledList(Departure, monero.departures),
-            payments=SpilledDict(Sighting, monero.payments.items()),
-        ),
-        [
-            replace(
-                evm,
-                moves=SpilledList(TokenTransfer, evm.moves),
-                balances=SpilledDict(int, evm.balances.items()),
-                mined=SpilledDict(None, ((txid, None) for txid in evm.mined)),
-            )
-        ],
-    )
-
-
-@given(st.data())
-@settings(max_examples=100, deadline=None)
-def test_findings_do_not_depend_on_files(data: st.DataObject) -> None:
-    """Of right books, of books with a change anywhere, and of those that lack a record."""
-    world = data.draw(worlds())
-    books, monero, evm = world.books(), world.monero(), world.evm()
-    for name in ("orders", "payments", "sweeps"):
-        kept = [item for item in getattr(books, name) if data.draw(st.integers(0, 5))]
-        books = replace(books, **{name: tuple(kept)})
-    broken = [(wrong, evm) for _, wrong in changes(books, "")]
-    broken += [(books, wrong) for _, wrong in changes(evm, "")]
-    books, evm = data.draw(st.sampled_from([*broken, (books, evm)]))
-    expected = check(books, monero, [evm])
-    for entries in (1, 3):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(spilled, "IN_MEMORY", entries)
-            patched.setattr(spilled, "_PAGE", 2)
-            assert _sorted(in_files(books, monero, evm)) == _sorted(expected)
-
-
-def _sorted(report: AuditReport) -> Any:
-    parts = asdict(report).items()
-    return {
-        name: sorted(map(str, part)) if isinstance(part, tuple) else part for name, part in parts
-    }
