@@ -236,7 +236,8 @@ async def test_wallet_is_audited_though_its_outputs_cannot_be_listed(
         part = await read(MoneroReader(node, small, OPTIONS), monero_books(primary))
 
     assert (whole.is_complete, part.is_complete) == (True, False)
-    assert part == replace(whole, is_complete=False)
+    assert [*part.arrivals] == [*whole.arrivals]
+    assert (part.top, part.balance) == (whole.top, whole.balance)
     assert part.balance == 3 * XMR + 42 * (XMR // 1000)
 
 

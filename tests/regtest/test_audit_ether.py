@@ -72,7 +72,8 @@ class Hot:
         facts = await reader.facts(self.books, await reader.head())
         assert facts is not None
         assert facts.ether is not None
-        return facts.ether
+        found = facts.ether
+        return replace(found, spent=dict(found.spent), cost_unknown=frozenset(found.cost_unknown))
 
     async def cost(self, txid: str) -> int:
         receipt = await mined(self.token.client, txid)
@@ -135,7 +136,7 @@ async def test_a_receipt_that_the_node_has_forgotten_is_no_difference(
     monkeypatch.setattr(token.client, "receipt", forgotten)
     found = await hot.ether(reader)
     assert not found.spent
-    assert [*found.cost_unknown] == [paid.txid]
+    assert found.cost_unknown == {paid.txid}
 
 
 # --- the command -------------------------------------------------------------------------------
