@@ -25,13 +25,12 @@ from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.pause import PauseSwitch, throw
+from rpcsvc.store.checks import Progress, quiet
 from rpcsvc.store.database import BooksUnreadable
 
 log = structlog.get_logger(__name__)
 
 Pause = Callable[[float], Awaitable[None]]
-# Called with a description of each step.
-Progress = Callable[[str], None]
 
 ReadBooks = Callable[[], Awaitable[Books]]
 
@@ -50,7 +49,7 @@ class Auditor:
         read: ReadBooks,
         monero: MoneroReader,
         evm: Sequence[EvmReader],
-        progress: Progress = lambda _text: None,
+        progress: Progress = quiet,
     ) -> None:
         self._read = read
         self._monero = monero
@@ -77,7 +76,6 @@ class Auditor:
             return
         books = await self._books()
         for reader in self._evm:
-            self._progress(f"reading what {reader.network.name} had before")
             await reader.catch_up(books)
 
     async def _poll(self) -> AuditReport:
@@ -92,22 +90,25 @@ class Auditor:
     async def _poll_once(self) -> AuditReport:
         """Heads first: what they hold of ours was on record before it was published."""
         heads = [await reader.head() for reader in self._evm]
-        self._progress("asking the Monero wallet to catch up with its node")
+        self._progress("asking the Monero wallet to catch up with its node", 0, 1)
         top = await self._monero.head()
         books = await self._books()
-        self._progress("reading what the Monero wallet sent and received")
         monero = await self._monero.facts(books, top)
         evm = []
         for reader, head in zip(self._evm, heads, strict=True):
-            self._progress(f"reading {reader.network.name}")
             if (found := await reader.facts(books, head)) is not None:
                 evm.append(found)
-        self._progress(f"comparing {len(books.orders)} orders with the chains")
+        total = len(books.orders)
+
+        def compared(orders: int) -> None:
+            self._progress(f"comparing {total} orders with the chains", orders, total)
+
+        compared(0)
         # Many orders take seconds, in which others must be served.
-        return await asyncio.to_thread(check, books, monero, evm)
+        return await asyncio.to_thread(check, books, monero, evm, compared)
 
     async def _books(self) -> Books:
-        self._progress("reading the books")
+        self._progress("reading the books", 0, 1)
         return await self._read()
 
 
@@ -116,7 +117,7 @@ async def open_auditor(
     settings: OnchainSettings,
     chains: ChainRegistry,
     read: ReadBooks,
-    progress: Progress = lambda _text: None,
+    progress: Progress = quiet,
     memory: AuditMemory | None = None,
 ) -> AsyncIterator[Auditor]:
     """An auditor with clients of its own for all configured nodes. Raises SettingsError.
@@ -124,14 +125,14 @@ async def open_auditor(
     ``memory``: what audits before have read of deep transactions; None: all is asked for.
     """
     node, wallet = wiring.monero_clients(settings)
-    monero = MoneroReader(node, wallet, wiring.monero_options(settings), memory)
+    monero = MoneroReader(node, wallet, wiring.monero_options(settings), memory, progress)
     networks = wiring.evm_nodes(settings, wiring.served_chains(settings, chains))
     async with AsyncExitStack() as clients:
         await clients.enter_async_context(node)
         await clients.enter_async_context(wallet)
         for item in networks:
             await clients.enter_async_context(item.client)
-        evm = [EvmReader(item.network, item.client, memory) for item in networks]
+        evm = [EvmReader(item.network, item.client, memory, progress) for item in networks]
         yield Auditor(read, monero, evm, progress)
 
 

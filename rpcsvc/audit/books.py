@@ -2,26 +2,24 @@
 
 All rows are fetched in one read transaction over a read-only connection, unaffected by concurrent
 writes (REPEATABLE READ on PostgreSQL), and made into records after it: while it is open the service
-can't restart its log. Orders are packed, on SQLite their rows too, since an object takes ten times
-the memory. Nothing is written: books are audited on a full disk too.
+can't restart its log. Of many rows only the newest are in memory, on SQLite: the others are spilled
+to temporary files. Nothing is written to the data directory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
-from rpcsvc.audit.packed import Packed
 from rpcsvc.audit.records import (
     MONERO,
     Annotation,
@@ -35,6 +33,7 @@ from rpcsvc.audit.records import (
     TransferEntry,
     Watched,
 )
+from rpcsvc.audit.spilled import SpilledDict, SpilledList
 from rpcsvc.domain.pricing import Price
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
@@ -96,10 +95,13 @@ _OPENINGS = (
     " JOIN evm_wallet w ON lower(w.hot_address) = lower(o.sender)"
 )
 _EVM_PAYMENTS = (
-    "SELECT payment_id, network, purpose, recipient, units, state, nonce FROM evm_payments"
+    "SELECT seq, payment_id, network, purpose, recipient, units, state, nonce FROM evm_payments"
     " ORDER BY seq"
 )
-_EVM_ATTEMPTS = "SELECT payment_id, txid FROM evm_attempts ORDER BY payment_id, number"
+_EVM_ATTEMPTS = (
+    "SELECT p.seq, a.txid FROM evm_payments p CROSS JOIN evm_attempts a"
+    " WHERE a.payment_id = p.payment_id ORDER BY p.seq, a.number"
+)
 _SWEEPS = (
     "SELECT network, address, units, taken, state, payment_id, authorization_hash FROM evm_sweeps"
     " ORDER BY network, address_index, serial"
@@ -132,11 +134,11 @@ Rows = Mapping[str, Iterable[Row]]
 
 
 class _Table:
-    """Rows as dictionaries, packed without their columns' names, which takes less time."""
+    """Rows as dictionaries, kept without their columns' names."""
 
     def __init__(self, names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
         self._names = names
-        self._rows = Packed(rows, tuple)
+        self._rows = SpilledList(tuple, rows)
 
     def __iter__(self) -> Iterator[Row]:
         for row in self._rows:
@@ -194,12 +196,12 @@ def _require_schema(reader: sqlite3.Connection) -> None:
 
 def _books(rows: Rows) -> Books:
     return Books(
-        orders=Packed(_orders(rows), OrderEntry),
-        payments=(*_monero_payments(rows), *_evm_payments(rows)),
-        sweeps=tuple(from_row(SweepEntry, row) for row in rows[_SWEEPS]),
+        orders=SpilledList(OrderEntry, _orders(rows)),
+        payments=SpilledList(PaymentEntry, chain(_monero_payments(rows), _evm_payments(rows))),
+        sweeps=SpilledList(SweepEntry, (from_row(SweepEntry, row) for row in rows[_SWEEPS])),
         watched=dict(_watched(rows)),
         evm_hot=next((row["hot_address"] for row in rows[_HOT]), None),
-        evm_addresses=frozenset(row["address"] for row in rows[_EVM_ADDRESSES]),
+        evm_addresses=SpilledDict(None, ((row["address"], None) for row in rows[_EVM_ADDRESSES])),
         monero_primary=next((row["primary_address"] for row in rows[_PRIMARY]), None),
         withdrawals=tuple(from_row(TransferEntry, row) for row in rows[_WITHDRAWALS]),
         closed=frozenset(row["transfer_id"] for row in rows[_CLOSED]),
@@ -246,14 +248,14 @@ def _orders(rows: Rows) -> Iterator[OrderEntry]:
 
 
 class _Groups:
-    """Rows of orders, read once beside these, in the same sequence."""
+    """Rows of orders or payments, read once beside these, in the same sequence."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._groups = groupby(rows, itemgetter("seq"))
         self._next = next(self._groups, None)
 
     def of(self, seq: int) -> list[Row]:
-        """Return the rows of the order, which is the next in sequence."""
+        """Return the rows of the order or payment, which is the next in sequence."""
         if self._next is None or self._next[0] != seq:
             return []
         found = list(self._next[1])
@@ -261,9 +263,9 @@ class _Groups:
         return found
 
     def require_end(self) -> None:
-        """Raise BooksUnreadable if an order's rows were not asked for."""
+        """Raise BooksUnreadable if rows were not asked for."""
         if self._next is not None:
-            raise BooksUnreadable(f"Rows are out of sequence at order {self._next[0]}.")
+            raise BooksUnreadable(f"Rows are out of sequence at number {self._next[0]}.")
 
 
 def _monero_payments(rows: Rows) -> Iterator[PaymentEntry]:
@@ -272,8 +274,8 @@ def _monero_payments(rows: Rows) -> Iterator[PaymentEntry]:
 
 
 def _evm_payments(rows: Rows) -> Iterator[PaymentEntry]:
-    attempts: dict[str, list[str]] = defaultdict(list)
-    for row in rows[_EVM_ATTEMPTS]:
-        attempts[row["payment_id"]].append(row["txid"])
+    attempts = _Groups(rows[_EVM_ATTEMPTS])
     for row in rows[_EVM_PAYMENTS]:
-        yield from_row(PaymentEntry, row, txids=tuple(attempts[row["payment_id"]]))
+        txids = tuple(each["txid"] for each in attempts.of(row["seq"]))
+        yield from_row(PaymentEntry, row, txids=txids)
+    attempts.require_end()

@@ -6,8 +6,8 @@ the service has not scanned yet, or is not deep enough, is pending.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct, field
@@ -33,7 +33,9 @@ from rpcsvc.audit.records import (
     Sighting,
     Watched,
 )
+from rpcsvc.audit.spilled import SpilledDict, SpilledGroups, SpilledList
 from rpcsvc.audit.wallet_rules import (
+    by_transaction,
     ether_annotated,
     ether_differences,
     ether_notes,
@@ -49,6 +51,7 @@ from rpcsvc.domain.order import LIVE_TRANSFERS, DepositState, TransferState
 from rpcsvc.domain.pricing import deposit_asset
 from rpcsvc.domain.withdrawals import is_withdrawal
 
+_REPORTED: Final = 1_000
 # States of a transfer that has, or may have, spent the deposits it was planned for.
 _SPENT: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
 
@@ -72,9 +75,7 @@ def chain_deposits(
 
     Depth is counted from the last block that the service scanned.
     """
-    by_address: dict[str, list[Arrival]] = defaultdict(list)
-    for arrival in arrivals:
-        by_address[_key(arrival.address)].append(arrival)
+    by_address = SpilledGroups(Arrival, ((_key(item.address), item) for item in arrivals))
     if watched is None or facts.stale:
         return ChainDeposits(by_address, -1, stale=True)
     due = min(facts.top, watched.upto) + 1 - facts.deposit_depth
@@ -214,15 +215,23 @@ def _key(address: str) -> str:
     return address.lower() if address.startswith("0x") else address
 
 
-def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> AuditReport:
-    """Return all differences between the books and the chains that were asked."""
+def check(
+    books: Books,
+    monero: MoneroFacts | None,
+    evm: Sequence[EvmFacts],
+    compared: Callable[[int], None] = lambda _orders: None,
+) -> AuditReport:
+    """Return all differences between the books and the chains that were asked.
+
+    ``compared`` is called with the number of orders compared so far.
+    """
     work = _Work(books)
     work.index_orders()
     if monero is not None:
         work.take_monero(monero)
     for facts in evm:
         work.take_evm(facts)
-    work.compare_orders()
+    work.compare_orders(compared)
     work.note_unfound()
     return AuditReport(
         differences=tuple(work.differences),
@@ -237,35 +246,35 @@ def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> 
 class _Work(Struct):
     """The state of one running audit.
 
-    ``addresses`` counts the orders of each deposit address, in lower case. ``transfers``: the ids
+    ``addresses`` has the orders of each deposit address, in lower case. ``transfers``: the ids
     of all transfers and withdrawals. ``networks``: all that orders are on.
     """
 
     books: Books
-    addresses: Counter[str] = field(default_factory=Counter)
-    transfers: set[str] = field(default_factory=set)
+    addresses: SpilledGroups[str, str] = field(default_factory=lambda: SpilledGroups(str))
+    transfers: SpilledDict[str, None] = field(default_factory=lambda: SpilledDict(None))
     networks: set[str] = field(default_factory=set)
     differences: list[Difference] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     annotated: list[Annotated] = field(default_factory=list)
     chains: dict[str, ChainDeposits] = field(default_factory=dict)
-    seen: dict[str, Sighting] = field(default_factory=dict)
+    seen: SpilledDict[str, Sighting] = field(default_factory=lambda: SpilledDict(Sighting))
     tops: dict[str, int] = field(default_factory=dict)
 
     def index_orders(self) -> None:
         """Read the orders for what is looked up among all of them."""
         for order in self.books.orders:
-            self.addresses[order.deposit_address.lower()] += 1
-            self.transfers.update(item.transfer_id for item in order.transfers)
+            self.addresses.add(order.deposit_address.lower(), order.order_id)
+            self.transfers.update((item.transfer_id, None) for item in order.transfers)
             self.networks |= {order.deposit_network, order.payout_network}
-        self.transfers.update(item.transfer_id for item in self.books.withdrawals)
+        self.transfers.update((item.transfer_id, None) for item in self.books.withdrawals)
 
     def take_monero(self, facts: MoneroFacts) -> None:
         watched = self.books.watched.get(MONERO)
         self.tops[MONERO] = facts.top
         self.chains[MONERO] = chain_deposits(facts, facts.arrivals, watched)
-        self.seen.update(facts.payments)
+        self.seen.update(facts.payments.items())
         since = facts.top + 1 if watched is None else watched.since
         self.differences += monero_differences(self.books, since, facts)
         self.annotated += monero_annotated(self.books, facts)
@@ -278,17 +287,18 @@ class _Work(Struct):
 
     def take_evm(self, facts: EvmFacts) -> None:
         watched = self.books.watched[facts.network]
-        arrivals = evm_arrivals(self.books, facts)
+        arrivals = SpilledList(Arrival, evm_arrivals(self.books, facts))
+        moves = by_transaction(facts.moves)
         self.tops[facts.network] = facts.top
         self.chains[facts.network] = chain_deposits(facts, arrivals, watched)
         self.notes += self._unattributed(facts.network, arrivals, self.books.evm_hot, watched.since)
-        seen = evm_sightings(self.books, facts)
-        self.seen.update(seen)
+        seen = SpilledDict(Sighting, evm_sightings(self.books, facts, moves))
+        self.seen.update(seen.items())
         self.differences += evm_differences(self.books, facts, seen, self.pending)
         self.differences += ether_differences(self.books, facts)
         self.notes += ether_notes(self.books, facts)
         ether = list(ether_annotated(self.books, facts))
-        self.annotated += evm_annotated(self.books, facts, {item.txid for item in ether})
+        self.annotated += evm_annotated(self.books, facts, moves, {item.txid for item in ether})
         self.annotated += ether
         if facts.opening is None:
             self.notes.append(
@@ -296,8 +306,10 @@ class _Work(Struct):
                 f" {watched.since}: its balance was not compared"
             )
 
-    def compare_orders(self) -> None:
-        payments = {item.payment_id: item for item in self.books.payments}
+    def compare_orders(self, compared: Callable[[int], None]) -> None:
+        payments = SpilledDict[str, PaymentEntry](
+            PaymentEntry, ((item.payment_id, item) for item in self.books.payments)
+        )
         looked_at = frozenset(self.chains)
         stale = frozenset(name for name, chain in self.chains.items() if chain.stale)
         self.pending += (f"{name}: replaced blocks are not on record yet" for name in sorted(stale))
@@ -308,7 +320,9 @@ class _Work(Struct):
             f"{name} is paid by the operator's word (rpcsvc payouts close)"
             for name in sorted(self.books.closed)
         ]
-        for order in self.books.orders:
+        for number, order in enumerate(self.books.orders, 1):
+            if number % _REPORTED == 0:
+                compared(number)
             written_off = self.books.annotations_on(order.deposit_network)
             self.differences += order_differences(order, written_off)
             self.differences += transfer_differences(
@@ -349,14 +363,22 @@ class _Work(Struct):
                 self.notes.append(f"{item.txid} is explained, and {item.network} does not show it")
 
     def _shared_addresses(self) -> Iterator[Difference]:
-        for address, count in self.addresses.items():
-            if count > 1:
-                yield Difference("deposit_address", address, "1 order", f"{count} orders")
+        for address, orders in self.addresses.items():
+            if len(orders) > 1:
+                yield Difference("deposit_address", address, "1 order", f"{len(orders)} orders")
 
-    def _orphans(self, payments: dict[str, PaymentEntry]) -> Iterator[Difference]:
-        """A payment for an order's transfer that no order has, or for no known withdrawal."""
-        for payment in payments.values():
-            if not payment.is_transfer or payment.payment_id in self.transfers:
+    def _orphans(self, payments: Mapping[str, PaymentEntry]) -> Iterator[Difference]:
+        """A payment for an order's transfer that no order has, or for no known withdrawal.
+
+        Of several payments under one id the last counts.
+        """
+        found = (
+            item.payment_id
+            for item in self.books.payments
+            if item.is_transfer and item.payment_id not in self.transfers
+        )
+        for payment in (payments[payment_id] for payment_id in dict.fromkeys(found)):
+            if not payment.is_transfer:
                 continue
             if not self.books.from_journal.isdisjoint(payment.txids):
                 lost = (

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from itertools import groupby
 from math import ceil
 from typing import Annotated, Any, Final, TypeVar
 
@@ -27,6 +29,7 @@ from rpcsvc.audit.records import (
     Unfit,
     Watched,
 )
+from rpcsvc.audit.spilled import SpilledDict, SpilledList, batches, in_turns
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
@@ -40,6 +43,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
 from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, Data, EvmCall, Quantity, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.records import EvmNetwork
+from rpcsvc.store.checks import Progress, quiet
 
 # Questions under way at once.
 _AT_ONCE: Final = 8
@@ -50,6 +54,8 @@ _GET_LOGS: Final = "eth_getLogs"
 _LAG_SECONDS: Final = 30
 _MOST_ADDRESSES: Final = 500
 _WIDEST_SPAN: Final = 1 << 20
+# Events of one range of blocks in memory: the next range is narrower after more of them.
+_MANY: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +88,25 @@ class ByHand(Struct, frozen=True):
     came: int
 
 
+def _receipts() -> SpilledDict[str, MinedTransaction]:
+    return SpilledDict(MinedTransaction)
+
+
 class EvmReceipts(Struct):
     """Reads receipts of one network's transactions. Every method raises RpcFailure."""
 
     network: EvmNetwork
     client: EvmClient
     memory: AuditMemory | None = None
-    _mined: dict[str, MinedTransaction] = field(default_factory=dict)
-    _fresh: dict[str, MinedTransaction] = field(default_factory=dict)
+    _mined: SpilledDict[str, MinedTransaction] = field(default_factory=_receipts)
+    _fresh: SpilledDict[str, MinedTransaction] = field(default_factory=_receipts)
     _by_hand: dict[str, ByHand] = field(default_factory=dict)
 
     async def start_again(self) -> None:
         """Forget the receipts, since blocks may have been replaced; recall those of before whose
         anchor is on the chain.
         """
-        self._mined.clear()
-        self._fresh.clear()
+        self._mined, self._fresh = _receipts(), _receipts()
         self._by_hand.clear()
         if self.memory is None:
             return
@@ -107,7 +116,7 @@ class EvmReceipts(Struct):
         anchor, found = recalled
         block = await self.client.block(anchor.number)
         if block is not None and block.hash == anchor.hash:
-            self._mined |= found
+            self._mined = found
         else:
             await self.memory.forget(self.network.name)
 
@@ -116,7 +125,7 @@ class EvmReceipts(Struct):
         if self.memory is not None and anchor is not None and self._fresh:
             at = Anchor(anchor.number, anchor.hash)
             await self.memory.remember(self.network.name, at, self._fresh)
-        self._fresh.clear()
+        self._fresh = _receipts()
 
     def deepest(self, head: Block) -> int | None:
         """Return the newest block that is deep below ``head``, if a receipt is to be kept."""
@@ -128,24 +137,31 @@ class EvmReceipts(Struct):
 
     async def mined(
         self, txids: Iterable[str], head: Block
-    ) -> tuple[dict[str, MinedTransaction], frozenset[str]]:
+    ) -> tuple[SpilledDict[str, MinedTransaction], frozenset[str]]:
         """The transactions that are mined up to ``head``, and the ids of those mined later."""
-        found, later = {}, set()
-        unknown = []
-        for txid in txids:
+        found, later = _receipts(), set()
+        unknown: list[str] = []
+
+        async def ask() -> None:
+            for txid, receipt in await each(unknown, self.client.receipt):
+                if receipt is None:
+                    continue
+                if receipt.block_number > head.number:
+                    later.add(txid)
+                    continue
+                made = found[txid] = self._read(receipt)
+                if self._is_deep(receipt, head):
+                    self._mined[txid] = self._fresh[txid] = made
+            unknown.clear()
+
+        async for txid in in_turns(txids):
             if (known := self._mined.get(txid)) is not None:
                 found[txid] = known
             else:
                 unknown.append(txid)
-        for txid, receipt in await each(unknown, self.client.receipt):
-            if receipt is None:
-                continue
-            if receipt.block_number > head.number:
-                later.add(txid)
-                continue
-            found[txid] = self._read(receipt)
-            if self._is_deep(receipt, head):
-                self._mined[txid] = self._fresh[txid] = found[txid]
+            if len(unknown) == _AT_ONCE:
+                await ask()
+        await ask()
         return found, frozenset(later)
 
     async def by_hand(self, txids: Iterable[str], hot: str, head: Block) -> dict[str, ByHand]:
@@ -199,17 +215,24 @@ async def each(items: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list
     return answers
 
 
-class _ScannedEvents(Struct):
-    """The events of blocks ``since`` to ``top``. ``touched``: addresses not yet compared.
+_Events = dict[tuple[str, int], TokenTransfer]
 
-    Blocks above ``done`` are read again.
+
+class _ScannedEvents(Struct):
+    """The events of blocks ``since`` to ``top``. ``touched``: their addresses, ours and others',
+    that were not yet compared.
+
+    Blocks above ``done`` are read again: of ``moves`` only the first ``deep`` stay, and ``young``
+    has all others.
     """
 
     since: int
     done: Block | None = None
     top: Block | None = None
-    moves: dict[tuple[str, int], TokenTransfer] = field(default_factory=dict)
-    touched: set[str] = field(default_factory=set)
+    moves: SpilledList[TokenTransfer] = field(default_factory=lambda: SpilledList(TokenTransfer))
+    deep: int = 0
+    young: _Events = field(default_factory=dict)
+    touched: SpilledDict[str, None] = field(default_factory=lambda: SpilledDict(None))
     opening: int | None = None
     opening_asked: bool = False
 
@@ -218,8 +241,13 @@ class EvmReader:
     """Reads one network. ``client`` is open. Everything raises RpcFailure, ChainMoved and Unfit."""
 
     def __init__(
-        self, network: EvmNetwork, client: EvmClient, memory: AuditMemory | None = None
+        self,
+        network: EvmNetwork,
+        client: EvmClient,
+        memory: AuditMemory | None = None,
+        progress: Progress = quiet,
     ) -> None:
+        self._progress = progress
         self.network = network
         self._client = client
         self._span = WIDEST_LOG_RANGE
@@ -252,7 +280,8 @@ class EvmReader:
         if self._is_watched(books):
             head = await self.head()
             memory = await self._read_on(books, head)
-            await self._receipts.mined(self._to_ask(memory, books), head)
+            moved = _blocks(memory.moves)
+            await self._receipts.mined(self._to_ask(moved, books), head)
 
     async def facts(self, books: Books, head: Block) -> EvmFacts | None:
         """Return a network's facts as of ``head``; None if the service has not scanned it."""
@@ -266,18 +295,19 @@ class EvmReader:
             )
         memory = await self._read_on(books, head)
         hot = books.evm_hot
-        balances = {
-            address: await self._balance(address, head.number)
-            for address in sorted(memory.touched | {hot.lower()})
-        }
+        balances = SpilledDict[str, int](int)
+        for address, _ in groupby(merge(memory.touched, [hot.lower()])):
+            if books.is_own(address):
+                balances[address] = await self._balance(address, head.number)
         nonce = await self._client.nonce(hot, head.number)
         ether = await self._client.ether(hot, head.number)
         opening = await self._opening(memory, hot)
-        mined, waiting = await self._transactions(memory, books, head)
+        moved = _blocks(memory.moves)
+        mined, waiting, forgotten = await self._transactions(moved, books, head)
         reported = books.annotations_on(self.network.name)
         by_hand = await self._receipts.by_hand(reported, hot, head)
         depth = await self._deposit_depth(head)
-        ours = await self._ether(books, head, ether, mined, by_hand)
+        ours = await self._ether(books, head, ether, mined, forgotten, by_hand)
         stale = await self._is_stale(books.watched[self.network.name])
         deepest = self._receipts.deepest(head)
         anchor = None if deepest is None else await self._block(deepest)
@@ -287,11 +317,11 @@ class EvmReader:
             network=self.network.name,
             top=head.number,
             deposit_depth=depth,
-            moves=tuple(memory.moves.values()),
+            moves=memory.moves,
             balances=balances,
             opening=opening,
             nonce=nonce,
-            mined=frozenset(mined).difference(txid for txid, _ in memory.moves),
+            mined=mined,
             waiting=waiting,
             stale=stale,
             annotated={txid: made.nonce for txid, made in by_hand.items()},
@@ -301,7 +331,7 @@ class EvmReader:
     def accept(self) -> None:
         """Mark the events read as agreeing with the books: only later ones are compared again."""
         if self._memory is not None:
-            self._memory.touched.clear()
+            self._memory.touched = SpilledDict(None)
 
     def _is_watched(self, books: Books) -> bool:
         return self.network.name in books.watched
@@ -311,31 +341,42 @@ class EvmReader:
     async def _read_on(self, books: Books, head: Block) -> _ScannedEvents:
         """Read the blocks that were not read yet, and the youngest ones again, up to ``head``."""
         memory = await self._kept(books)
-        first = memory.since if memory.done is None else memory.done.number + 1
-        young = {key: move for key, move in memory.moves.items() if move.block >= first}
-        memory.moves = {key: move for key, move in memory.moves.items() if key not in young}
-        again = dict[tuple[str, int], TokenTransfer]()
-        ours = sorted({a.lower() for a in (*books.evm_addresses, books.evm_hot or "") if a})
+        read = memory.since - 1 if memory.done is None else memory.done.number
+        # Of nodes behind one address another may lag more: what was deep stays so.
+        kept = min(head.number, max(head.number - self._young, read))
+        memory.moves.cut(memory.deep)
+        before, young = dict(memory.young), _Events()
+        first = read + 1
         while first <= head.number:
+            self._progress(
+                f"reading {self.network.name}", first - memory.since, head.number - memory.since
+            )
             last = min(first + self._span - 1, head.number)
             try:
-                found = await self._moves(ours, first, last)
+                found = await self._moves(books.own_addresses, first, last)
             except (NodeError, TooLarge):
                 # Nodes have no common error for "too many": try a narrow range.
                 if first == last:
                     raise
                 self._span = max(1, (last - first + 1) // 2)
                 continue
-            again.update(found)
+            for key, move in found.items():
+                was = before.pop(key, None)
+                if was != move:
+                    _touch(memory.touched, move, was)
+                if move.block <= kept:
+                    memory.moves.append(move)
+                else:
+                    young[key] = move
             first = last + 1
-            self._span = min(self._span * 2, _WIDEST_SPAN)
-        kept = min(head.number, max(head.number - self._young, memory.since - 1))
+            busy = len(found) > _MANY
+            self._span = max(1, self._span // 4) if busy else min(self._span * 2, _WIDEST_SPAN)
         done = await self._block(kept) if kept >= 0 else None
         await self._require_same(head)
-        memory.moves |= again
-        for _, move in young.items() ^ again.items():
-            memory.touched |= {move.source, move.recipient}.intersection(ours)
-        memory.done, memory.top = done, head
+        _touch(memory.touched, *before.values())
+        memory.deep = len(memory.moves)
+        memory.moves.extend(young.values())
+        memory.young, memory.done, memory.top = young, done, head
         return memory
 
     @property
@@ -354,20 +395,16 @@ class EvmReader:
         await self._receipts.start_again()
         return self._memory
 
-    async def _moves(
-        self, ours: Sequence[str], first: int, last: int
-    ) -> dict[tuple[str, int], TokenTransfer]:
-        found: dict[tuple[str, int], TokenTransfer] = {}
+    async def _moves(self, ours: Iterable[str], first: int, last: int) -> _Events:
+        found = _Events()
         topic = "0x" + usdc.TRANSFER_TOPIC.hex()
-        for some in _batches(ours):
+        for some in batches(ours, _MOST_ADDRESSES):
             words = ["0x" + usdc.address_word(address).hex() for address in some]
             for topics in ([topic, words], [topic, None, words]):
                 found.update(await self._logs(topics, first, last))
         return found
 
-    async def _logs(
-        self, topics: list[Any], first: int, last: int
-    ) -> dict[tuple[str, int], TokenTransfer]:
+    async def _logs(self, topics: list[Any], first: int, last: int) -> _Events:
         params = {
             "address": self.network.token,
             "topics": topics,
@@ -422,38 +459,46 @@ class EvmReader:
 
     # --- transactions --------------------------------------------------------------------------
 
-    def _to_ask(self, memory: _ScannedEvents, books: Books) -> list[str]:
-        """The recorded transactions whose receipts are needed.
+    def _to_ask(self, moved: Mapping[str, int], books: Books) -> Iterator[str]:
+        """Yield the recorded transactions whose receipts are needed.
 
         Without an event, to see whether they are mined; since the opening balance, all that are
         mined, for their cost.
         """
         opening = books.openings.get(self.network.name)
-        moved = {txid for txid, _ in memory.moves}
-        wanted: list[str] = []
         for payment in books.payments_on(self.network.name):
             known = [txid for txid in payment.txids if txid in moved or self._receipts.knows(txid)]
             if not known:
-                wanted += payment.txids
-            elif _costs(payment, opening) or not moved.intersection(known):
-                wanted += known
-        return wanted
+                yield from payment.txids
+            elif _costs(payment, opening) or not any(txid in moved for txid in known):
+                yield from known
 
     async def _transactions(
-        self, memory: _ScannedEvents, books: Books, head: Block
-    ) -> tuple[dict[str, MinedTransaction], frozenset[str]]:
-        """Return the recorded transactions that are mined, as far as asked, and those that wait."""
-        mined, later = await self._receipts.mined(self._to_ask(memory, books), head)
-        done = {txid for txid, _ in memory.moves} | mined.keys()
-        left = [
-            txid
-            for payment in books.payments_on(self.network.name)
-            if not done.intersection(payment.txids)
-            for txid in payment.txids
-        ]
+        self, moved: Mapping[str, int], books: Books, head: Block
+    ) -> tuple[SpilledDict[str, MinedTransaction], frozenset[str], SpilledDict[str, None]]:
+        """Return the recorded transactions that are mined, as far as asked, those that wait, and
+        those with an event since the opening balance without a receipt: nodes forget receipts
+        before they forget events.
+        """
+        mined, later = await self._receipts.mined(self._to_ask(moved, books), head)
+        opening, left = books.openings.get(self.network.name), list[str]()
+        forgotten = SpilledDict[str, None](None)
+        async for payment in in_turns(books.payments_on(self.network.name)):
+            is_found = False
+            for txid in payment.txids:
+                receipt = mined.get(txid)
+                is_known = receipt is not None and (
+                    opening is None or receipt.block > opening.block
+                )
+                block = None if is_known else moved.get(txid)
+                is_found |= receipt is not None or block is not None
+                if opening is not None and block is not None and block > opening.block:
+                    forgotten[txid] = None
+            if not is_found:
+                left += payment.txids
         known = await each((txid for txid in left if txid not in later), self._client.transaction)
         pool = {txid for txid, made in known if made is not None}
-        return mined, frozenset(pool.union(later.intersection(left)))
+        return mined, frozenset(pool.union(later.intersection(left))), forgotten
 
     async def _ether(
         self,
@@ -461,6 +506,7 @@ class EvmReader:
         head: Block,
         balance: int,
         mined: Mapping[str, MinedTransaction],
+        forgotten: Mapping[str, None],
         by_hand: Mapping[str, ByHand],
     ) -> Ether | None:
         """Return the hot wallet's ether, and the transactions that moved it since its opening
@@ -472,25 +518,31 @@ class EvmReader:
         block = await self._client.block(opening.block)
         if opening.block > head.number or block is None or block.hash != opening.hash:
             return Ether(balance, replaced=True)
-        costs = {txid: (made.cost, 0) for txid, made in mined.items() if made.block > opening.block}
         since = {txid: made for txid, made in by_hand.items() if made.mined.block > opening.block}
         own = {txid: made for txid, made in since.items() if made.nonce is not None}
-        costs |= {txid: (made.mined.cost, made.sent) for txid, made in own.items()}
-        # Nodes forget receipts before they forget events.
-        recorded = {txid for item in books.payments_on(self.network.name) for txid in item.txids}
-        moved = {item.txid for item in self._moved_since(opening.block)} & recorded
-        costs |= dict.fromkeys(moved.difference(costs), (None, 0))
+        spent, cost_unknown = SpilledDict[str, int](int), SpilledDict[str, None](None)
+
+        def add(txid: str, cost: int | None, sent: int = 0) -> None:
+            if cost is None:
+                cost_unknown[txid] = None
+            else:
+                spent[txid] = cost + sent
+
+        async for txid, made in in_turns(mined.items()):
+            if made.block > opening.block and txid not in own:
+                add(txid, made.cost)
+        for txid, annotated in own.items():
+            add(txid, annotated.mined.cost, annotated.sent)
+        async for txid in in_turns(forgotten):
+            if txid not in own:
+                add(txid, None)
         return Ether(
             balance,
-            spent={txid: cost + sent for txid, (cost, sent) in costs.items() if cost is not None},
+            spent=spent,
             came={txid: made.came for txid, made in since.items() if made.came},
             done=frozenset(txid for txid, made in since.items() if made.mined.ok),
-            cost_unknown=frozenset(txid for txid, (cost, _) in costs.items() if cost is None),
+            cost_unknown=cost_unknown,
         )
-
-    def _moved_since(self, block: int) -> list[TokenTransfer]:
-        moves = self._memory.moves.values() if self._memory is not None else ()
-        return [item for item in moves if item.block > block]
 
     # --- plumbing ------------------------------------------------------------------------------
 
@@ -520,6 +572,17 @@ def _costs(payment: PaymentEntry, opening: OpeningEntry | None) -> bool:
     return opening is not None and payment.nonce is not None and payment.nonce >= opening.nonce
 
 
+def _blocks(moves: Iterable[TokenTransfer]) -> SpilledDict[str, int]:
+    """Return the block of each transaction with an event."""
+    return SpilledDict(int, ((move.txid, move.block) for move in moves))
+
+
+def _touch(touched: SpilledDict[str, None], *moves: TokenTransfer | None) -> None:
+    for move in moves:
+        if move is not None:
+            touched[move.source] = touched[move.recipient] = None
+
+
 def _move(item: _Event, node: str) -> tuple[tuple[str, int], TokenTransfer]:
     """A log as an event of the token. Raises BadAnswer."""
     try:
@@ -530,8 +593,3 @@ def _move(item: _Event, node: str) -> tuple[tuple[str, int], TokenTransfer]:
     txid = item.txid.lower()
     move = TokenTransfer(txid, event.sender.lower(), event.to.lower(), event.units, item.block)
     return (txid, item.index), move
-
-
-def _batches(items: Sequence[str]) -> Iterator[Sequence[str]]:
-    for at in range(0, len(items), _MOST_ADDRESSES):
-        yield items[at : at + _MOST_ADDRESSES]

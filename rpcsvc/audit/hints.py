@@ -62,12 +62,12 @@ def unpaid_in(books: Books, network: str, txid: str, paid: Paid) -> list[Transfe
     """Return the open transfers whose address and units are among what the transaction paid.
     Excludes transfers that already have the transaction on record.
     """
-    known = {p.payment_id for p in books.payments_on(network) if txid in p.txids}
     return [
         transfer
-        for _, transfer in _transfers(books, network)
-        if not transfer.state.is_final
-        and transfer.transfer_id not in known
+        for transfer in books.unsettled_transfers
+        if transfer.network == network
+        and not transfer.state.is_final
+        and txid not in books.signed.get((network, transfer.transfer_id), ())
         and _is_in(transfer, paid)
     ]
 
@@ -94,8 +94,11 @@ def may_pay(books: Books, network: str, txid: str, paid: Paid, units: int) -> li
     """
     if paid:
         return unpaid_in(books, network, txid, paid)
-    signed = {item.payment_id for item in books.payments_on(network)}
-    transfers = [item for _, item in _transfers(books, network) if item.transfer_id not in signed]
+    transfers = [
+        item
+        for item in books.unsettled_transfers
+        if item.network == network and (network, item.transfer_id) not in books.signed
+    ]
     unpaid = [item for item in transfers if not item.state.is_final]
     units -= sum(item.units for item in transfers if item.txid == txid)
     if alike := [item for item in unpaid if item.units == units]:

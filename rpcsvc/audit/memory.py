@@ -18,6 +18,8 @@ from typing import Final, TypeVar
 import structlog
 from msgspec import DecodeError, Struct, json
 
+from rpcsvc.audit.spilled import SpilledDict
+
 log = structlog.get_logger(__name__)
 
 FILE: Final = "audit.sqlite3"
@@ -54,17 +56,20 @@ class AuditMemory:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
 
-    async def recall(self, network: str, kind: type[Fact]) -> tuple[Anchor, dict[str, Fact]] | None:
+    async def recall(
+        self, network: str, kind: type[Fact]
+    ) -> tuple[Anchor, SpilledDict[str, Fact]] | None:
         """Return a network's anchor with its facts; None: there are none."""
 
-        def read(file: sqlite3.Connection) -> tuple[Anchor, dict[str, Fact]] | None:
+        def read(file: sqlite3.Connection) -> tuple[Anchor, SpilledDict[str, Fact]] | None:
             values = {"network": network}
             sql = "SELECT number, hash FROM anchors WHERE network = :network"
             anchor = file.execute(sql, values).fetchone()
             if anchor is None:
                 return None
             rows = file.execute("SELECT key, fact FROM facts WHERE network = :network", values)
-            return Anchor(*anchor), {key: json.decode(fact, type=kind) for key, fact in rows}
+            facts = ((key, json.decode(fact, type=kind)) for key, fact in rows)
+            return Anchor(*anchor), SpilledDict(kind, facts)
 
         return await asyncio.to_thread(self._use, read)
 

@@ -9,7 +9,7 @@ Source: the daemon and wallet RPC documentation at getmonero.org.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
@@ -30,6 +30,7 @@ from rpcsvc.audit.records import (
     Unfit,
     Watched,
 )
+from rpcsvc.audit.spilled import SpilledDict, SpilledList, in_turns
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
     Flag,
@@ -45,6 +46,7 @@ from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, MonerodClient
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
+from rpcsvc.store.checks import Progress, quiet
 
 # Blocks per list: of a busy wallet that is a second's work, and less from then on.
 _WINDOW: Final = 1 << 12
@@ -132,15 +134,23 @@ class _Sent(Struct, frozen=True):
     destinations: tuple[tuple[str, int], ...]
 
 
+def _sightings() -> SpilledDict[str, Sighting]:
+    return SpilledDict(Sighting)
+
+
 class _ScannedPayments(Struct):
-    """The wallet's lists of blocks up to ``mark``, and payments that are deep below it, by what was
-    asked about each (``_key``).
+    """The wallet's lists of blocks, and payments that are deep, by what was asked about each
+    (``_key``).
+
+    Of ``arrivals`` and ``sent`` the first ``deep`` are in blocks up to ``mark``: all others are
+    listed again.
     """
 
     mark: Anchor | None = None
-    arrivals: list[Arrival] = field(default_factory=list)
-    sent: list[_Sent] = field(default_factory=list)
-    payments: dict[str, Sighting] = field(default_factory=dict)
+    arrivals: SpilledList[Arrival] = field(default_factory=lambda: SpilledList(Arrival))
+    sent: SpilledList[_Sent] = field(default_factory=lambda: SpilledList(_Sent))
+    deep: tuple[int, int] = (0, 0)
+    payments: SpilledDict[str, Sighting] = field(default_factory=_sightings)
 
 
 class MoneroReader:
@@ -155,7 +165,9 @@ class MoneroReader:
         wallet: WalletClient,
         options: MoneroOptions,
         memory: AuditMemory | None = None,
+        progress: Progress = quiet,
     ) -> None:
+        self._progress = progress
         self._node = node
         self._wallet = wallet
         self._options = options
@@ -185,25 +197,27 @@ class MoneroReader:
             return None
         await self._recognise(books.monero_primary)
         memory = await self._kept()
-        arrivals, sent = await self._listed(memory, head.height)
-        arrivals += await self._waiting()
+        deep = await self._list(memory, head.height)
+        memory.arrivals.extend(await self._waiting())
         balance, is_complete = await self._balance()
         stale = await self._is_stale(books.watched.get(MONERO))
         await self._require_same(head)
-        payments = books.payments_on(MONERO)
-        asked = await self._sightings(memory, payments, head)
-        seen = {item.payment_id: asked[key] for item in payments if (key := _key(item)) in asked}
-        recorded = {txid for payment in payments for txid in payment.txids}
-        departures = [
-            item.departure if item.departure.txid in recorded else await self._outward(item)
-            for item in sent
-        ]
-        self._memory = await self._to_keep(head, arrivals, sent, asked)
+        asked = await self._sightings(memory, books, head)
+        seen, recorded = _sightings(), SpilledDict[str, None](None)
+        async for payment in in_turns(books.payments_on(MONERO)):
+            if (found := asked.get(_key(payment))) is not None:
+                seen[payment.payment_id] = found
+            recorded.update(dict.fromkeys(payment.txids))
+        departures = SpilledList[Departure](Departure)
+        async for item in in_turns(memory.sent):
+            is_recorded = item.departure.txid in recorded
+            departures.append(item.departure if is_recorded else await self._outward(item))
+        self._memory = await self._to_keep(head, memory, deep, asked)
         return MoneroFacts(
             top=head.height,
             deposit_depth=self._options.final_confirmations,
-            arrivals=tuple(arrivals),
-            departures=tuple(departures),
+            arrivals=memory.arrivals,
+            departures=departures,
             payments=seen,
             balance=balance,
             is_complete=is_complete,
@@ -212,22 +226,32 @@ class MoneroReader:
 
     # --- the wallet's lists --------------------------------------------------------------------
 
-    async def _listed(
-        self, memory: _ScannedPayments, top: int
-    ) -> tuple[list[Arrival], list[_Sent]]:
-        """Return all incoming and outgoing transfers in blocks up to ``top``."""
-        arrivals, sent = list(memory.arrivals), list(memory.sent)
+    async def _list(self, memory: _ScannedPayments, top: int) -> tuple[int, int]:
+        """List all incoming and outgoing transfers in blocks up to ``top``, those in young blocks
+        last. Return how many of each are in deep ones.
+        """
+        arrivals, sent = memory.arrivals, memory.sent
+        arrivals.cut(memory.deep[0])
+        sent.cut(memory.deep[1])
+        came, went = list[Arrival](), list[_Sent]()
         after = memory.mark.number if memory.mark else 0
         while after < top:
+            self._progress("reading what the Monero wallet sent and received", after, top)
             upto = min(after + self._window, top)
             answer = await self._transfers(after, upto)
-            arrivals += map(_arrival, answer.came)
-            sent += map(_sent, answer.went)
+            for arrival in map(_arrival, answer.came):
+                is_deep = arrival.block is not None and arrival.block <= top - _YOUNG
+                (arrivals if is_deep else came).append(arrival)
+            for item in map(_sent, answer.went):
+                (sent if item.departure.block <= top - _YOUNG else went).append(item)
             after = upto
             busy = len(answer.came) + len(answer.went) > _MANY
             wider = min(self._window * 2, _WIDEST_WINDOW)
             self._window = max(1, self._window // 4) if busy else wider
-        return arrivals, sent
+        deep = len(arrivals), len(sent)
+        arrivals.extend(came)
+        sent.extend(went)
+        return deep
 
     async def _waiting(self) -> list[Arrival]:
         """Return incoming transfers that wait in the pool."""
@@ -277,19 +301,29 @@ class MoneroReader:
     # --- payments ------------------------------------------------------------------------------
 
     async def _sightings(
-        self, memory: _ScannedPayments, payments: Sequence[PaymentEntry], head: BlockHeader
-    ) -> dict[str, Sighting]:
+        self, memory: _ScannedPayments, books: Books, head: BlockHeader
+    ) -> SpilledDict[str, Sighting]:
         """The sightings of payments, by ``_key``."""
-        seen = {
-            key: memory.payments[key] for item in payments if (key := _key(item)) in memory.payments
-        }
-        asked = [item for item in payments if _key(item) not in seen]
-        for some in _batches(asked):
-            by_txid = await self._on_node([item.txids[0] for item in some])
-            for payment in some:
+        seen = _sightings()
+        unknown: list[PaymentEntry] = []
+
+        async def ask() -> None:
+            by_txid = await self._on_node([item.txids[0] for item in unknown])
+            for payment in unknown:
                 found = by_txid.get(payment.txids[0])
                 if found is not None:
                     seen[_key(payment)] = await self._proven(payment, found, head)
+            unknown.clear()
+
+        async for payment in in_turns(books.payments_on(MONERO)):
+            if (known := memory.payments.get(key := _key(payment))) is not None:
+                seen[key] = known
+            else:
+                unknown.append(payment)
+            if len(unknown) == _TRANSACTIONS_PER_CALL:
+                await ask()
+        if unknown:
+            await ask()
         return seen
 
     async def _on_node(self, txids: Sequence[str]) -> dict[str, Sighting]:
@@ -350,16 +384,16 @@ class MoneroReader:
             self._memory = _ScannedPayments(payments=await self._recalled())
         return self._memory
 
-    async def _recalled(self) -> dict[str, Sighting]:
+    async def _recalled(self) -> SpilledDict[str, Sighting]:
         kept = self._kept_over_restarts
         recalled = None if kept is None else await kept.recall(MONERO, Sighting)
         if kept is None or recalled is None:
-            return {}
+            return _sightings()
         anchor, found = recalled
         if await self._has(Anchor(anchor.number, anchor.hash)):
             return found
         await kept.forget(MONERO)
-        return {}
+        return _sightings()
 
     async def _has(self, block: Anchor) -> bool:
         header = await self._node.header_at(block.number)
@@ -368,31 +402,29 @@ class MoneroReader:
     async def _to_keep(
         self,
         head: BlockHeader,
-        arrivals: list[Arrival],
-        sent: list[_Sent],
-        seen: dict[str, Sighting],
+        memory: _ScannedPayments,
+        listed: tuple[int, int],
+        seen: Mapping[str, Sighting],
     ) -> _ScannedPayments:
         height = head.height - _YOUNG
         header = await self._node.header_at(height) if height > 0 else None
         if header is None:
             return _ScannedPayments()
-        deep = {
-            key: item
-            for key, item in seen.items()
-            if item.block is not None and item.block <= height
-        }
-        mark = Anchor(height, header.hash)
-        fresh = {key: item for key, item in deep.items() if key not in self._memory.payments}
+        deep, fresh = _sightings(), _sightings()
+        async for key, item in in_turns(seen.items()):
+            if item.block is not None and item.block <= height:
+                deep[key] = item
+                if key not in memory.payments:
+                    fresh[key] = item
+        # Of nodes behind one address another may lag more: what was deep stays so.
+        mark = memory.mark
+        if mark is None or mark.number < height:
+            mark = Anchor(height, header.hash)
         # Thousands of proofs take longer than a block: the chain may have gone on meanwhile.
         kept = self._kept_over_restarts
         if fresh and kept is not None and await self._has(Anchor(head.height, head.hash)):
             await kept.remember(MONERO, mark, fresh)
-        return _ScannedPayments(
-            mark=mark,
-            arrivals=[item for item in arrivals if item.block and item.block <= height],
-            sent=[item for item in sent if item.departure.block <= height],
-            payments=deep,
-        )
+        return _ScannedPayments(mark, memory.arrivals, memory.sent, listed, deep)
 
     # --- plumbing ------------------------------------------------------------------------------
 
@@ -447,8 +479,3 @@ def _key(payment: PaymentEntry) -> str:
     """Return a digest of what a sighting is read by: a payment whose row changes is a new one."""
     row = (payment.payment_id, *payment.txids, payment.tx_key, payment.recipient, payment.purpose)
     return hashlib.sha256(json.encode(row)).hexdigest()
-
-
-def _batches(items: Sequence[PaymentEntry]) -> Iterator[Sequence[PaymentEntry]]:
-    for at in range(0, len(items), _TRANSACTIONS_PER_CALL):
-        yield items[at : at + _TRANSACTIONS_PER_CALL]

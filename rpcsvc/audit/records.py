@@ -1,20 +1,26 @@
 """Records of the books and the chains as plain values, and the differences between them.
 
-Units are atomic (piconero, USDC units), blocks are heights.
+Units are atomic (piconero, USDC units), blocks are heights. A collection that grows with the orders
+may be a spilled one: rules read it in sequence or by key, and hold none of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import Final, TypeVar
 
 from msgspec import Struct, field
 
-from rpcsvc.audit.packed import Packed
+from rpcsvc.audit.spilled import SpilledDict, SpilledList
 from rpcsvc.domain.order import DepositState, TransferKind, TransferState
 from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.redacted import Redacted
+
+T = TypeVar("T")
+Many = SpilledList[T] | tuple[T, ...]
+_ADDRESSES: Final = 1_000
 
 MONERO: Final = "monero"
 # The differences of a hot wallet's ether: less than there should be, and more.
@@ -194,12 +200,12 @@ class Books(Struct, frozen=True, dict=True):
     operator's word alone. ``withdrawals``: the operator's own transfers, without an order.
     """
 
-    orders: Packed[OrderEntry] | tuple[OrderEntry, ...] = ()
-    payments: tuple[PaymentEntry, ...] = ()
-    sweeps: tuple[SweepEntry, ...] = ()
+    orders: Many[OrderEntry] = ()
+    payments: Many[PaymentEntry] = ()
+    sweeps: Many[SweepEntry] = ()
     watched: Mapping[str, Watched] = field(default_factory=dict)
     evm_hot: str | None = None
-    evm_addresses: frozenset[str] = frozenset()
+    evm_addresses: Collection[str] = frozenset()
     monero_primary: str | None = None
     annotations: tuple[Annotation, ...] = ()
     openings: Mapping[str, OpeningEntry] = field(default_factory=dict)
@@ -208,24 +214,55 @@ class Books(Struct, frozen=True, dict=True):
     withdrawals: tuple[TransferEntry, ...] = ()
 
     @cached_property
-    def unsettled(self) -> tuple[OrderEntry, ...]:
+    def own_addresses(self) -> Collection[str]:
+        """The hot wallet's address and all that deposits may come to, ascending, in lower case."""
+        addresses = chain(self.evm_addresses, (self.evm_hot,) if self.evm_hot else ())
+        return SpilledDict(None, ((address.lower(), None) for address in addresses))
+
+    @cached_property
+    def is_own(self) -> Callable[[str], bool]:
+        """Return whether an address, in lower case, is one of them. Many events are of one
+        address.
+        """
+        return lru_cache(_ADDRESSES)(self.own_addresses.__contains__)
+
+    @cached_property
+    def unsettled(self) -> SpilledList[OrderEntry]:
         """The orders that an unrecorded transaction may belong to: those that are not over, and
         those with a transfer that is not final or has no payment on record.
         """
-        paid = {(item.network, item.payment_id) for item in self.payments}
-        return tuple(
+        paid = SpilledDict[str, None](
+            None, ((f"{item.network} {item.payment_id}", None) for item in self.payments)
+        )
+        unsettled = (
             order
             for order in self.orders
             if not order.is_over
             or any(
-                not item.state.is_final or (item.network, item.transfer_id) not in paid
+                not item.state.is_final or f"{item.network} {item.transfer_id}" not in paid
                 for item in order.transfers
             )
         )
+        return SpilledList(OrderEntry, unsettled)
 
-    def payments_on(self, network: str) -> list[PaymentEntry]:
-        """The payments of one network."""
-        return [item for item in self.payments if item.network == network]
+    @cached_property
+    def unsettled_transfers(self) -> tuple[TransferEntry, ...]:
+        """The transfers of unsettled orders."""
+        return tuple(item for order in self.unsettled for item in order.transfers)
+
+    @cached_property
+    def signed(self) -> Mapping[tuple[str, str], Collection[str]]:
+        """The transactions on record for each of these transfers, by network and transfer."""
+        wanted = {(item.network, item.transfer_id) for item in self.unsettled_transfers}
+        found: dict[tuple[str, str], set[str]] = {}
+        for payment in self.payments:
+            if (key := (payment.network, payment.payment_id)) in wanted:
+                found.setdefault(key, set()).update(payment.txids)
+        return found
+
+    def payments_on(self, network: str) -> Iterator[PaymentEntry]:
+        """Yield the payments of one network."""
+        return (item for item in self.payments if item.network == network)
 
     def annotations_on(self, network: str) -> dict[str, str]:
         """The operator's annotations on one network, by transaction."""
@@ -294,8 +331,8 @@ class MoneroFacts(Struct, frozen=True):
 
     top: int
     deposit_depth: int
-    arrivals: tuple[Arrival, ...]
-    departures: tuple[Departure, ...]
+    arrivals: Many[Arrival]
+    departures: Many[Departure]
     payments: Mapping[str, Sighting]
     balance: int
     is_complete: bool = True
@@ -315,29 +352,30 @@ class Ether(Struct, frozen=True):
     spent: Mapping[str, int] = field(default_factory=dict)
     came: Mapping[str, int] = field(default_factory=dict)
     done: frozenset[str] = frozenset()
-    cost_unknown: frozenset[str] = frozenset()
+    cost_unknown: Collection[str] = frozenset()
     replaced: bool = False
 
 
 class EvmFacts(Struct, frozen=True):
     """State of a node as of block ``top``. Addresses are in lower case.
 
-    ``mined`` has those of the recorded transactions that are mined and moved no token, ``waiting``
-    those in the pool. ``nonce``: how many transactions the hot wallet has made. ``opening``: the
-    token that the hot wallet had before the first recorded block; None: the node can't say.
-    ``stale``: blocks were replaced, and the books do not know of it yet. ``annotated``: those of
-    the annotated transactions that are mined, with the nonce of the hot wallet's own. ``ether``:
-    None where there is no opening balance to add up from.
+    ``mined`` has those of the recorded transactions that are mined, where no event of the token
+    says so; ``waiting`` those in the pool. ``balances``: ascending. ``nonce``: how many
+    transactions the hot wallet has made. ``opening``: the token that the hot wallet had before the
+    first recorded block; None: the node can't say. ``stale``: blocks were replaced, and the books
+    do not know of it yet. ``annotated``: those of the annotated transactions that are mined, with
+    the nonce of the hot wallet's own. ``ether``: None where there is no opening balance to add up
+    from.
     """
 
     network: str
     top: int
     deposit_depth: int
-    moves: tuple[TokenTransfer, ...]
+    moves: Many[TokenTransfer]
     balances: Mapping[str, int]
     opening: int | None
     nonce: int
-    mined: frozenset[str] = frozenset()
+    mined: Collection[str] = frozenset()
     waiting: frozenset[str] = frozenset()
     stale: bool = False
     annotated: Mapping[str, int | None] = field(default_factory=dict)

@@ -8,8 +8,9 @@ stops nothing.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import groupby
 from typing import Final
 
 from rpcsvc.audit.hints import hint, may_pay, unpaid_in
@@ -30,6 +31,7 @@ from rpcsvc.audit.records import (
     SweepEntry,
     TokenTransfer,
 )
+from rpcsvc.audit.spilled import SpilledDict, SpilledGroups
 from rpcsvc.domain.addresses import ZERO_ADDRESS
 
 _XMR = "XMR"
@@ -42,20 +44,25 @@ _MOST_NAMED: Final = 5
 
 def monero_differences(books: Books, since: int, facts: MoneroFacts) -> Iterator[Difference]:
     """Differences between the wallet's transactions since block ``since`` and the record."""
-    payments, annotated = books.payments_on(MONERO), books.annotations_on(MONERO)
-    by_txid: dict[str, list[PaymentEntry]] = defaultdict(list)
-    for payment in payments:
-        for txid in payment.txids:
-            by_txid[txid].append(payment)
+    annotated = books.annotations_on(MONERO)
+    by_txid = SpilledGroups(PaymentEntry, _by_txid(books.payments_on(MONERO)))
+    expected = sum(item.units for item in facts.arrivals if item.block is not None)
     for departure in facts.departures:
-        if recorded := by_txid.get(departure.txid):
+        recorded = by_txid.get(departure.txid)
+        # Upkeep pays the wallet itself.
+        is_upkeep = recorded is not None and not recorded[0].is_transfer
+        expected -= departure.fee + (0 if is_upkeep else departure.units)
+        if recorded is not None:
             yield from _recorded(departure, recorded, is_annotated=departure.txid in annotated)
         elif _is_due(departure, books, since) and not _is_settled_by(annotated, departure, books):
             yield _unrecorded_departures(departure, books)
-    yield from _said_by_the_transactions(payments, facts)
-    expected = _expected_balance(by_txid, facts)
+    yield from _said_by_the_transactions(books.payments_on(MONERO), facts)
     if expected != facts.balance:
         yield Difference("wallet", WALLET, str(expected), str(facts.balance), _XMR)
+
+
+def _by_txid(payments: Iterable[PaymentEntry]) -> Iterator[tuple[str, PaymentEntry]]:
+    return ((txid, payment) for payment in payments for txid in payment.txids)
 
 
 def _is_due(departure: Departure, books: Books, since: int) -> bool:
@@ -106,7 +113,7 @@ def _recorded(
 
 
 def _said_by_the_transactions(
-    payments: list[PaymentEntry], facts: MoneroFacts
+    payments: Iterable[PaymentEntry], facts: MoneroFacts
 ) -> Iterator[Difference]:
     for payment in payments:
         seen = facts.payments.get(payment.payment_id)
@@ -114,54 +121,41 @@ def _said_by_the_transactions(
             yield Difference("fee", payment.payment_id, str(payment.fee), str(seen.fee), _XMR)
 
 
-def _expected_balance(by_txid: Mapping[str, list[PaymentEntry]], facts: MoneroFacts) -> int:
-    """Mined incoming units minus outgoing ones; upkeep counts with its fee alone."""
-    came = sum(item.units for item in facts.arrivals if item.block is not None)
-    went = 0
-    for departure in facts.departures:
-        recorded = by_txid.get(departure.txid)
-        is_upkeep = recorded is not None and not recorded[0].is_transfer
-        went += departure.fee + (0 if is_upkeep else departure.units)
-    return came - went
-
-
 def monero_annotated(books: Books, facts: MoneroFacts) -> Iterator[Annotated]:
     """The annotated transactions that the wallet lists, with what they moved."""
-    for txid, note in books.annotations_on(MONERO).items():
-        sent = [item for item in facts.departures if item.txid == txid]
-        received = [item for item in facts.arrivals if item.txid == txid]
-        if sent or received:
-            out = sum(item.units + item.fee for item in sent)
-            came = sum(item.units for item in received)
-            yield Annotated(MONERO, txid, out, came, _XMR, note)
+    annotated = books.annotations_on(MONERO)
+    sent = [item for item in facts.departures if item.txid in annotated]
+    received = [item for item in facts.arrivals if item.txid in annotated]
+    for txid, note in annotated.items():
+        out = [item.units + item.fee for item in sent if item.txid == txid]
+        came = [item.units for item in received if item.txid == txid]
+        if out or came:
+            yield Annotated(MONERO, txid, sum(out), sum(came), _XMR, note)
 
 
-def evm_arrivals(books: Books, facts: EvmFacts) -> list[Arrival]:
+def by_transaction(moves: Iterable[TokenTransfer]) -> Mapping[str, list[TokenTransfer]]:
+    """Return events by transaction."""
+    return SpilledGroups(TokenTransfer, ((move.txid, move) for move in moves))
+
+
+def evm_arrivals(books: Books, facts: EvmFacts) -> Iterator[Arrival]:
     """Transfers of others to our addresses. Minted tokens have no sender."""
-    ours = _ours(books)
-    return [
-        Arrival(
-            move.txid, move.recipient, move.units, move.block,
-            None if move.source == ZERO_ADDRESS else move.source,
-        )
-        for move in facts.moves
-        if move.recipient in ours and move.source not in ours
-    ]  # fmt: skip
+    for move in facts.moves:
+        if books.is_own(move.recipient) and not books.is_own(move.source):
+            sender = None if move.source == ZERO_ADDRESS else move.source
+            yield Arrival(move.txid, move.recipient, move.units, move.block, sender)
 
 
-def evm_sightings(books: Books, facts: EvmFacts) -> dict[str, Sighting]:
+def evm_sightings(
+    books: Books, facts: EvmFacts, moves: Mapping[str, list[TokenTransfer]]
+) -> Iterator[tuple[str, Sighting]]:
     """The network's payments as the chain shows them, by id; absent ones are left out."""
     hot = (books.evm_hot or "").lower()
-    moved: dict[str, list[TokenTransfer]] = defaultdict(list)
-    for move in facts.moves:
-        moved[move.txid].append(move)
-    found = {}
     for payment in books.payments_on(facts.network):
         for txid in payment.txids:
-            sighting = _sighting(payment, txid, hot, moved.get(txid, []), facts)
+            sighting = _sighting(payment, txid, hot, moves.get(txid, []), facts)
             if sighting is not None:
-                found[payment.payment_id] = sighting
-    return found
+                yield payment.payment_id, sighting
 
 
 def _sighting(
@@ -189,19 +183,19 @@ def evm_differences(
 
 
 def _departures(books: Books, facts: EvmFacts, pending: list[str]) -> Iterator[Difference]:
-    hot, ours = (books.evm_hot or "").lower(), _ours(books)
-    payments = {txid: item for item in books.payments_on(facts.network) for txid in item.txids}
-    swept: dict[str, list[TokenTransfer]] = defaultdict(list)
-    used: set[str] = set()
+    hot = (books.evm_hot or "").lower()
+    payments = SpilledDict(PaymentEntry, _by_txid(books.payments_on(facts.network)))
+    swept = SpilledGroups[str, TokenTransfer](TokenTransfer)
+    used = SpilledDict[str, None](None)
     for move in facts.moves:
-        if move.source not in ours:
+        if not books.is_own(move.source):
             continue
         if move.source != hot and move.recipient == hot:
-            swept[move.source].append(move)
+            swept.add(move.source, move)
             continue
         payment = payments.get(move.txid)
         if payment is not None and payment.payment_id not in used and _is_of(move, payment, hot):
-            used.add(payment.payment_id)
+            used[payment.payment_id] = None
         elif not _is_annotated(move, books, facts):
             yield _unrecorded(move, books, facts.network)
     yield from _sweeps(books, facts, swept, pending)
@@ -234,12 +228,14 @@ def _sweeps(
     books: Books, facts: EvmFacts, swept: Mapping[str, list[TokenTransfer]], pending: list[str]
 ) -> Iterator[Difference]:
     """Compare the units moved from each deposit address with those its sweeps took."""
-    sweeps: dict[str, list[SweepEntry]] = defaultdict(list)
-    for sweep in books.sweeps:
-        if sweep.network == facts.network:
-            sweeps[sweep.address.lower()].append(sweep)
-    payments = {item.payment_id: item for item in books.payments_on(facts.network)}
-    for address in sorted({*swept, *sweeps}):
+    sweeps = SpilledGroups(
+        SweepEntry,
+        ((s.address.lower(), s) for s in books.sweeps if s.network == facts.network),
+    )
+    payments = SpilledDict(
+        PaymentEntry, ((p.payment_id, p) for p in books.payments_on(facts.network))
+    )
+    for address, _ in groupby(merge(swept, sweeps)):
         moves = swept.get(address, [])
         left = sum(move.units for move in moves)
         reported = sum(move.units for move in moves if move.txid in facts.annotated)
@@ -303,17 +299,22 @@ def _nonces(books: Books, facts: EvmFacts, seen: Mapping[str, Sighting]) -> Iter
     """Check that each nonce used since the first on record is ours, and since the opening balance:
     a lost record may be that of the first payment.
     """
-    recorded = {
-        item.nonce: item for item in books.payments_on(facts.network) if item.nonce is not None
-    }
+    recorded = SpilledDict[int, PaymentEntry](
+        PaymentEntry,
+        ((p.nonce, p) for p in books.payments_on(facts.network) if p.nonce is not None),
+    )
     reported = set(facts.annotated.values())
-    firsts = [*recorded, facts.nonce]
+    payments = iter(recorded.items())
+    upcoming = next(payments, None)
+    firsts = [facts.nonce if upcoming is None else upcoming[0], facts.nonce]
     if facts.ether is not None and not facts.ether.replaced and facts.network in books.openings:
         firsts.append(books.openings[facts.network].nonce)
     for nonce in range(min(firsts), facts.nonce):
-        if nonce in reported and nonce not in recorded:
+        payment = None
+        if upcoming is not None and upcoming[0] == nonce:
+            payment, upcoming = upcoming[1], next(payments, None)
+        if nonce in reported and payment is None:
             continue
-        payment = recorded.get(nonce)
         sighting = seen.get(payment.payment_id) if payment else None
         if payment and sighting is None and nonce in reported and _is_given_up(payment, books):
             continue
@@ -332,42 +333,43 @@ def _is_given_up(payment: PaymentEntry, books: Books) -> bool:
 
 
 def _balances(books: Books, facts: EvmFacts) -> Iterator[Difference]:
-    sums: Counter[str] = Counter()
+    hot, of_hot = (books.evm_hot or "").lower(), 0
+    moved = SpilledGroups[str, int](int)
     for move in facts.moves:
-        sums[move.recipient] += move.units
-        sums[move.source] -= move.units
-    hot = (books.evm_hot or "").lower()
-    for address, balance in sorted(facts.balances.items()):
+        for address, units in ((move.recipient, move.units), (move.source, -move.units)):
+            if address == hot:
+                of_hot += units
+            else:
+                moved.add(address, units)
+    for address, balance in facts.balances.items():
         opening = facts.opening if address == hot else 0
         if opening is None:
             continue
-        if opening + sums[address] != balance:
-            expected = str(opening + sums[address])
-            yield Difference("wallet", address, expected, str(balance), _USDC)
+        expected = opening + (of_hot if address == hot else sum(moved.get(address, ())))
+        if expected != balance:
+            yield Difference("wallet", address, str(expected), str(balance), _USDC)
 
 
 # --- annotated transactions ------------------------------------------------------------------
 
 
 def evm_annotated(
-    books: Books, facts: EvmFacts, ether: Collection[str] = ()
+    books: Books,
+    facts: EvmFacts,
+    by_txid: Mapping[str, list[TokenTransfer]],
+    ether: Collection[str] = (),
 ) -> Iterator[Annotated]:
     """Return the mined annotated transactions, with the USDC that they moved. Transactions that
     moved ``ether`` alone are left to the rules for ether.
     """
-    ours = _ours(books)
+    is_own = books.is_own
     notes = books.annotations_on(facts.network)
     for txid in facts.annotated:
-        moves = [move for move in facts.moves if move.txid == txid]
-        sent = sum(m.units for m in moves if m.source in ours and m.recipient not in ours)
-        came = sum(m.units for m in moves if m.recipient in ours and m.source not in ours)
+        moves = by_txid.get(txid, [])
+        sent = sum(m.units for m in moves if is_own(m.source) and not is_own(m.recipient))
+        came = sum(m.units for m in moves if is_own(m.recipient) and not is_own(m.source))
         if sent or came or txid not in ether:
             yield Annotated(facts.network, txid, sent, came, _USDC, notes[txid])
-
-
-def _ours(books: Books) -> frozenset[str]:
-    addresses = {address.lower() for address in books.evm_addresses}
-    return frozenset(addresses | ({books.evm_hot.lower()} if books.evm_hot else set()))
 
 
 def ether_differences(books: Books, facts: EvmFacts) -> Iterator[Difference]:
@@ -436,16 +438,24 @@ def _said(books: Books, network: str) -> dict[str, int]:
 
 
 def _unrecognised(books: Books, facts: EvmFacts) -> list[str]:
-    """Transactions that took USDC from our addresses and are on no record: their gas was ours.
+    """Return the first transactions that took USDC from our addresses and are on no record: their
+    gas was ours.
 
     Such as the sweeps that an older copy of the database does not know.
     """
-    known = {txid for item in books.payments_on(facts.network) for txid in item.txids}
-    known |= books.annotations_on(facts.network).keys()
-    ours = {address.lower() for address in (*books.evm_addresses, books.evm_hot or "")}
-    since = books.openings[facts.network].block
-    moves = (move for move in facts.moves if move.block > since and move.source in ours)
-    return sorted({move.txid for move in moves} - known)
+    known = SpilledDict[str, None](
+        None, ((txid, None) for txid, _ in _by_txid(books.payments_on(facts.network)))
+    )
+    annotated, since = books.annotations_on(facts.network), books.openings[facts.network].block
+    unknown = {
+        move.txid
+        for move in facts.moves
+        if move.block > since
+        and books.is_own(move.source)
+        and move.txid not in known
+        and move.txid not in annotated
+    }
+    return sorted(unknown)[:_MOST_NAMED]
 
 
 def _hint(network: str, gap: int, named: Sequence[str]) -> str:
@@ -455,7 +465,7 @@ def _hint(network: str, gap: int, named: Sequence[str]) -> str:
             f"is {gap} wei more than on record: somebody sent it, which stops nothing. Was it you?"
             f" {explain}"
         )
-    strange = f" Not on record: {', '.join(named[:_MOST_NAMED])}." if named else ""
+    strange = f" Not on record: {', '.join(named)}." if named else ""
     return (
         f"is {-gap} wei less than on record. Adopt what paid orders, explain what was you, or a"
         f" sweep or a payer's signed payment that the database has lost: {explain}. None of it: the"

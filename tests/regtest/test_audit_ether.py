@@ -72,7 +72,8 @@ class Hot:
         facts = await reader.facts(self.books, await reader.head())
         assert facts is not None
         assert facts.ether is not None
-        return facts.ether
+        found = facts.ether
+        return replace(found, spent=dict(found.spent), cost_unknown=frozenset(found.cost_unknown))
 
     async def cost(self, txid: str) -> int:
         receipt = await mined(self.token.client, txid)

@@ -9,7 +9,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from rpcsvc.audit.packed import Packed
 from rpcsvc.audit.records import (
     MONERO,
     Annotation,
@@ -76,7 +75,7 @@ class World:
 
     def books(self) -> Books:
         return Books(
-            orders=Packed(self.orders, OrderEntry),
+            orders=tuple(self.orders),
             payments=tuple(self.payments),
             sweeps=tuple(self.sweeps),
             withdrawals=tuple(self.withdrawals),

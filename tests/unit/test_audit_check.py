@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from rpcsvc.audit import spilled
 from rpcsvc.audit.check import check
 from rpcsvc.audit.records import (
     MONERO,
     Arrival,
     AuditReport,
+    Books,
     Departure,
+    EvmFacts,
     FillEntry,
+    MoneroFacts,
     OrderEntry,
     PaymentEntry,
     Sighting,
@@ -25,6 +29,7 @@ from rpcsvc.audit.records import (
     TokenTransfer,
     Watched,
 )
+from rpcsvc.audit.spilled import SpilledDict, SpilledList
 from rpcsvc.domain.order import DepositState, TransferKind, TransferState
 from tests.unit.audit_world import (
     ARBITRUM,
@@ -234,6 +239,63 @@ def test_one_unit_or_address_changed_anywhere_is_a_difference(data: st.DataObjec
     )
     path, (its_books, its_monero, its_evm) = data.draw(st.sampled_from(changed))
     assert check(its_books, its_monero, [its_evm]).differences, path
+
+
+# --- in files -----------------------------------------------------------------------------------
+
+
+def in_files(books: Books, monero: MoneroFacts, evm: EvmFacts) -> AuditReport:
+    """The report on books and facts as readers give them: spilled ones."""
+    return check(
+        replace(
+            books,
+            orders=SpilledList(OrderEntry, books.orders),
+            payments=SpilledList(PaymentEntry, books.payments),
+            sweeps=SpilledList(SweepEntry, books.sweeps),
+            evm_addresses=SpilledDict(None, ((address, None) for address in books.evm_addresses)),
+        ),
+        replace(
+            monero,
+            arrivals=SpilledList(Arrival, monero.arrivals),
+            departures=SpilledList(Departure, monero.departures),
+            payments=SpilledDict(Sighting, monero.payments.items()),
+        ),
+        [
+            replace(
+                evm,
+                moves=SpilledList(TokenTransfer, evm.moves),
+                balances=SpilledDict(int, evm.balances.items()),
+                mined=SpilledDict(None, ((txid, None) for txid in evm.mined)),
+            )
+        ],
+    )
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_findings_do_not_depend_on_files(data: st.DataObject) -> None:
+    """The books are right, have a change anywhere, or lack a record."""
+    world = data.draw(worlds())
+    books, monero, evm = world.books(), world.monero(), world.evm()
+    for name in ("orders", "payments", "sweeps"):
+        kept = [item for item in getattr(books, name) if data.draw(st.integers(0, 5))]
+        books = replace(books, **{name: tuple(kept)})
+    broken = [(wrong, evm) for _, wrong in changes(books, "")]
+    broken += [(books, wrong) for _, wrong in changes(evm, "")]
+    books, evm = data.draw(st.sampled_from([*broken, (books, evm)]))
+    expected = check(books, monero, [evm])
+    for entries in (1, 3):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(spilled, "IN_MEMORY", entries)
+            patched.setattr(spilled, "_PAGE", 2)
+            assert _sorted(in_files(books, monero, evm)) == _sorted(expected)
+
+
+def _sorted(report: AuditReport) -> Any:
+    parts = asdict(report).items()
+    return {
+        name: sorted(map(str, part)) if isinstance(part, tuple) else part for name, part in parts
+    }
 
 
 # --- too few confirmations --------------------------------------------------------------------

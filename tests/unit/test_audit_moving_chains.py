@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from rpcsvc.audit import evm_chain
 from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.monero_chain import MoneroReader
 from rpcsvc.audit.records import MONERO, Books, ChainMoved, EvmFacts, PaymentEntry, Watched
@@ -103,7 +104,7 @@ async def test_events_that_a_lagging_node_leaves_out_are_read_again(audited: Aud
     """One of several nodes behind an address lacks the newest blocks, and gives no error."""
     audited.chain.mine(("a", pays(5)))
     audited.chain.blind = 2
-    assert (await audited.facts()).moves == ()
+    assert len((await audited.facts()).moves) == 0
     audited.chain.blind = 0
     audited.chain.mine(count=2)
     assert [move.units for move in (await audited.facts()).moves] == [5]
@@ -164,6 +165,44 @@ async def test_old_events_are_read_once(audited: Audited) -> None:
     await audited.facts()
     audited.chain.blind = 10**6
     assert [move.units for move in (await audited.facts()).moves] == [5]
+
+
+async def test_events_of_an_audit_that_failed_are_read_once(audited: Audited) -> None:
+    """The first ranges were read when the node lacked the last one."""
+    audited.chain.mine(count=5)
+    await audited.facts()
+    audited.chain.mine(("a", pays(5)))
+    audited.chain.mine(count=20)
+    audited.reader._span, audited.chain.behind = 5, 10
+    with pytest.raises(ChainMoved, match="it lags"):
+        await audited.facts()
+    audited.chain.behind = 0
+    assert [move.units for move in (await audited.facts()).moves] == [5]
+
+
+async def test_node_that_lags_now_doubles_no_event(audited: Audited) -> None:
+    """The events of the last old block are read once, though it is young to this node."""
+    audited.chain.mine(count=16)
+    audited.chain.mine(("a", pays(5)))
+    audited.chain.mine(count=3)
+    for lag in (0, 2, 0):
+        audited.chain.lag = lag
+        assert [move.units for move in (await audited.facts()).moves] == [5]
+
+
+async def test_range_after_one_of_many_events_is_narrower(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evm_chain, "_MANY", 1)
+    steps: list[tuple[int, int]] = []
+    audited.reader = EvmReader(
+        NETWORK, audited.chain, None, lambda _what, done, total: steps.append((done, total))
+    )
+    audited.reader._span = 8
+    audited.chain.mine(("a", pays(5)), ("b", pays(6)))
+    audited.chain.mine(count=12)
+    assert [move.units for move in (await audited.facts()).moves] == [5, 6]
+    assert steps == [(0, 12), (8, 12), (10, 12)], "8 blocks, 2, and up to twice as many"
 
 
 # --- Monero ----------------------------------------------------------------------------------

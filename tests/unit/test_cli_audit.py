@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.audit.auditor import Progress
 from rpcsvc.audit.records import Annotated, AuditReport, Difference, Unfit
 from rpcsvc.cli.main import run
 from rpcsvc.cli.operator import audit as cli_audit
 from rpcsvc.settings import Settings
+from rpcsvc.store.checks import Progress
 from rpcsvc.store.database import BooksUnreadable
 
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -37,7 +37,7 @@ def audit(
 ) -> int:
     async def fake(_settings: Settings, progress: Progress, *, full: bool) -> AuditReport:
         assert full is ("--full" in flags)
-        progress("reading the books")
+        progress("comparing 2 orders with the chains", 1, 2)
         if isinstance(made, Exception):
             raise made
         return made
@@ -140,4 +140,11 @@ def test_progress_is_shown_on_a_terminal_and_cleared(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     audit(monkeypatch, tmp_path, Unfit("the wallet is closed"))
     shown = capsys.readouterr().err
-    assert shown.startswith("\r\033[Kreading the books\r\033[K")
+    assert shown.startswith("\r\033[Kcomparing 2 orders with the chains: 50 %\r\033[K")
+
+
+def test_progress_of_an_audit_is_whole_tenths_as_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit(monkeypatch, tmp_path, WRONG, "--progress")
+    assert capsys.readouterr().err == "comparing 2 orders with the chains: 50 %\n"

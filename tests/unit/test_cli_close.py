@@ -315,7 +315,7 @@ def test_close_ends_a_payout_that_never_got_into_a_block(
     assert cli("payouts", "close", published, "--note", "its owner has the money") == OK
     shown = booked(cli, published)
     assert (shown.state, shown.order_status) == ("settled", "completed")
-    assert read_books(cli.data_dir).payments[0].state == "failed"
+    assert next(iter(read_books(cli.data_dir).payments)).state == "failed"
     assert check_database(cli.data_dir) == []
 
 
@@ -331,7 +331,7 @@ def test_killed_close_leaves_no_failed_payout_without_its_word(
     monkeypatch.setattr(transfers._Closing, "_settle", killed)
     assert cli("payouts", "close", published, "--note", "its owner has the money") != OK
     books = read_books(cli.data_dir)
-    assert (books.payments[0].state, set(books.closed)) == ("failed", {published})
+    assert (next(iter(books.payments)).state, set(books.closed)) == ("failed", {published})
 
 
 class Killed(Exception):
@@ -711,7 +711,7 @@ def test_close_refuses_a_payout_that_may_still_be_mined(
     assert status == (OK if is_spent else FAILED)
     assert ("is not closed yet" in cli.out) is is_spent
     books = read_books(cli.data_dir)
-    assert (books.closed, books.payments[0].state) == (frozenset(), "settled")
+    assert (books.closed, next(iter(books.payments)).state) == (frozenset(), "settled")
 
 
 def test_close_of_a_signed_payout_takes_no_other_txid(cli: Cli, settled: str) -> None:

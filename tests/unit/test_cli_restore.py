@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.audit.books import read_books
-from rpcsvc.audit.packed import Packed
 from rpcsvc.audit.records import Annotation
+from rpcsvc.audit.spilled import SpilledList
 from rpcsvc.domain.order import TransferState
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
@@ -229,18 +229,18 @@ class OpenWallet:
 
 
 @pytest.mark.parametrize(("shown", "status"), [("sent 2.5 XMR", OK), (None, FAILED)])
-def test_annotation_unpacks_orders_beside_the_loop(
+def test_annotation_reads_orders_beside_the_loop(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, shown: str | None, status: int
 ) -> None:
     make_database(cli.data_dir)
     shows(monkeypatch, shown)
-    unpack, threads = Packed.__iter__, set[threading.Thread]()
+    read, threads = SpilledList.__iter__, set[threading.Thread]()
 
-    def watched(packed: Packed[Any]) -> Iterator[Any]:
+    def watched(values: SpilledList[Any]) -> Iterator[Any]:
         threads.add(threading.current_thread())
-        return unpack(packed)
+        return read(values)
 
-    monkeypatch.setattr(Packed, "__iter__", watched)
+    monkeypatch.setattr(SpilledList, "__iter__", watched)
     assert cli("treasury", "explain", "monero", TXID, "--note", "to cold") == status
     assert threads
     assert threading.main_thread() not in threads

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.audit.auditor import Progress
 from rpcsvc.audit.records import AuditReport, Difference, Unfit
 from rpcsvc.cli.recovery import drill
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.settings import Settings
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, DataDirInUse, OwnerLock
+from rpcsvc.store.checks import Progress
 from tests.operator_cli import Cli, served
 from tests.unit.journaled import WALLET, JournaledBooks, opened, xmr_payment
 
@@ -180,7 +180,7 @@ def audits(monkeypatch: pytest.MonkeyPatch, *found: AuditReport | Exception) -> 
     asked: list[Settings] = []
 
     async def audited(settings: Settings, progress: Progress) -> AuditReport:
-        progress("reading the books")
+        progress("reading the books", 0, 1)
         asked.append(settings)
         one = found[min(len(asked), len(found)) - 1]
         if isinstance(one, Exception):
@@ -257,7 +257,11 @@ async def test_drill_shows_on_a_terminal_what_it_does(
     assert "\r" not in cli.err, "a pipe gets none"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert await cli.ask("drill", "restore", str(backup)) == FAILED
-    steps = ("copying the backup to a scratch directory", "checking the books", "reading the books")
+    steps = (
+        "copying the backup to a scratch directory",
+        "checking the books",
+        "reading the books: 0 %",
+    )
     # A logger that an earlier test has used keeps that test's level.
     shown = [text.partition("{")[0] for text in cli.err.split("\r\033[K")[1:]]
     assert shown == [*steps, ""]

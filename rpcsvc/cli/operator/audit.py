@@ -8,18 +8,19 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from rpcsvc.audit.auditor import Progress, open_auditor
+from rpcsvc.audit.auditor import open_auditor
 from rpcsvc.audit.books import reader_of
 from rpcsvc.audit.memory import AuditMemory
 from rpcsvc.audit.records import Annotated, AuditReport, ChainMoved, Difference, Unfit
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command, say
 from rpcsvc.cli.operator.service import (
+    add_progress,
     end_progress,
     onchain_settings,
     print_json,
     print_table,
+    reporter,
     server_database,
-    show_progress,
 )
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.domain.money import ASSETS, format_units
@@ -27,6 +28,7 @@ from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.store.checks import Progress, quiet
 from rpcsvc.store.database import BooksUnreadable
 
 
@@ -38,6 +40,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--full", action="store_true", help="ask again for what earlier audits have read"
     )
+    add_progress(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
@@ -46,7 +49,7 @@ def _audit(context: Context) -> int:
     settings = onchain_settings(context)
     configure_logging(settings.log.format, "error")
     try:
-        report = asyncio.run(audited(settings, show_progress, full=context.options.full))
+        report = asyncio.run(audited(settings, reporter(context), full=context.options.full))
     except BooksUnreadable as error:
         raise UsageError(str(error)) from error
     except (RpcFailure, Unfit, ChainMoved) as error:
@@ -61,7 +64,7 @@ def _audit(context: Context) -> int:
 
 
 async def audited(
-    settings: Settings, progress: Progress = lambda _text: None, *, full: bool = False
+    settings: Settings, progress: Progress = quiet, *, full: bool = False
 ) -> AuditReport:
     """Audit a data directory; if ``full``, without what earlier audits have remembered of the
     chains. Raises SettingsError and the errors in NOT_MADE.

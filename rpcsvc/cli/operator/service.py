@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -15,6 +16,7 @@ from rpcsvc.client.transport import Endpoint, socket_endpoint
 from rpcsvc.local_secret import operator_headers
 from rpcsvc.settings import Settings
 from rpcsvc.store.backends import open_database
+from rpcsvc.store.checks import Progress
 from rpcsvc.store.database import Database, DatabaseUnusable
 from rpcsvc.store.schema import UnknownSchema
 from rpcsvc.terminal import printable
@@ -78,6 +80,38 @@ def show_progress(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{printable(text)}")
         sys.stderr.flush()
+
+
+def show_share(what: str, done: int, total: int) -> None:
+    """Show on the terminal's line how much of a step is done."""
+    show_progress(f"{what}: {_percent(done, total)} %")
+
+
+def add_progress(parser: ArgumentParser) -> None:
+    """Add the flag that ``reporter`` reads."""
+    parser.add_argument(
+        "--progress", action="store_true",
+        help="print how far it is to stderr, also if that is no terminal",
+    )  # fmt: skip
+
+
+def reporter(context: Context) -> Progress:
+    """Return what shows progress: each step on the terminal's line, or whole tenths as lines."""
+    if not context.options.progress:
+        return show_share
+    said = set[tuple[str, int]]()
+
+    def report(what: str, done: int, total: int) -> None:
+        tenth = what, _percent(done, total) // 10 * 10
+        if tenth not in said:
+            said.add(tenth)
+            complain(f"{what}: {tenth[1]} %\n")
+
+    return report
+
+
+def _percent(done: int, total: int) -> int:
+    return 100 * done // total if total else 100
 
 
 def end_progress() -> None:

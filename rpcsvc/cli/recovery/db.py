@@ -19,7 +19,13 @@ from rpcsvc.cli.context import (
     say,
 )
 from rpcsvc.cli.opening import opening
-from rpcsvc.cli.operator.service import end_progress, is_running, show_progress
+from rpcsvc.cli.operator.service import (
+    add_progress,
+    end_progress,
+    is_running,
+    reporter,
+    show_progress,
+)
 from rpcsvc.cli.recovery.restore import require_sqlite, restore_copy
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.clock import SystemClock
@@ -127,10 +133,7 @@ def add_commands(commands: Any) -> None:
     backup = actions.add_parser("backup", help="copy the database while the service runs")
     backup.add_argument("destination", type=Path, metavar="DEST")
     for action in (check, backup):
-        action.add_argument(
-            "--progress", action="store_true",
-            help="print how far it is to stderr, also if that is no terminal",
-        )  # fmt: skip
+        add_progress(action)
     text = "restore a copy, and adopt the payments that only the journal has"
     restore = actions.add_parser("restore", help=text, description=text)
     restore.add_argument("copy", type=Path, metavar="COPY")
@@ -161,7 +164,7 @@ def add_commands(commands: Any) -> None:
 
 def _check(context: Context) -> int:
     settings = context.settings()
-    url, progress, journal = settings.postgresql_url, _reporter(context), None
+    url, progress, journal = settings.postgresql_url, reporter(context), None
     try:
         if url is not None:
             problems = asyncio.run(_check_server(url, progress))
@@ -240,25 +243,6 @@ def _progress(what: str, rows: int, total: int) -> None:
     show_progress(f"{what}: {rows} of {total} rows")
 
 
-def _reporter(context: Context) -> Progress:
-    """Return what shows progress: each step on the terminal's line, or whole tenths as lines."""
-    if not context.options.progress:
-        return lambda what, done, total: show_progress(f"{what}: {_percent(done, total)} %")
-    said = set[tuple[str, int]]()
-
-    def report(what: str, done: int, total: int) -> None:
-        tenth = what, _percent(done, total) // 10 * 10
-        if tenth not in said:
-            said.add(tenth)
-            complain(f"{what}: {tenth[1]} %\n")
-
-    return report
-
-
-def _percent(done: int, total: int) -> int:
-    return 100 * done // total if total else 100
-
-
 def _print_problems(problems: Sequence[str]) -> int:
     for problem in problems:
         say(f"{problem}\n")
@@ -271,7 +255,7 @@ def _backup(context: Context) -> int:
     require_sqlite(context.settings(), "back up the server with pg_dump or pg_basebackup")
     try:
         data_dir = context.settings().data_dir
-        problems = backup_database(data_dir, destination, _reporter(context))
+        problems = backup_database(data_dir, destination, reporter(context))
     except BackupFailed as error:
         raise UsageError(str(error)) from error
     finally:

@@ -18,7 +18,7 @@ from rpcsvc.audit.auditor import NOT_MADE
 from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, UsageError, add_common, say
 from rpcsvc.cli.opening import opening
 from rpcsvc.cli.operator.audit import audited, report_as_json
-from rpcsvc.cli.operator.service import end_progress, print_json, show_progress
+from rpcsvc.cli.operator.service import end_progress, print_json, show_progress, show_share
 from rpcsvc.cli.recovery.db import check_books
 from rpcsvc.cli.recovery.restore import adopt, put_in_place, require_sqlite, take_journal
 from rpcsvc.clock import SystemClock, iso8601
@@ -180,7 +180,7 @@ async def _pending(scratch: Path) -> dict[str, int]:
 
 def _audited(settings: Settings) -> Json:
     try:
-        report = asyncio.run(audited(settings, show_progress))
+        report = asyncio.run(audited(settings, show_share))
     except NOT_MADE as error:
         return {"audit": None, "notAudited": str(error)}
     return {"audit": report_as_json(report), "notAudited": None}
