@@ -214,7 +214,8 @@ MUTANTS: Final = (
         "a payout is signed behind one that no node may ever get",
         "                return payment.payment_id\n        return None",
         "                continue\n        return None",
-        cut="unreached",
+        behind="what was just signed goes out at once, and later with each payout that is signed"
+        " after it, lowest nonce first; tests/regtest/test_evm_payments.py has it",
     ),
     Mutant(
         "published-before-recorded",
@@ -331,7 +332,9 @@ MUTANTS: Final = (
         "a deposit in a replaced block is confirmed",
         "        return block is not None and block.hash == item.block_hash\n\n    def is_joined",
         "        return block is not None\n\n    def is_joined",
-        cut="robbed-payout",
+        behind="what is above the fork is compared by the events of blocks that are read again, and"
+        " what is below is on the chain, unless a wrong block is on record;"
+        " tests/unit/test_onchain_evm_deposits.py has it",
     ),
     Mutant(
         "usdc-branch-is-not-compared",

@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--left-out", nargs="+", default=[], help="without these faults, strikes")
     parser.add_argument("--shrink", type=float, default=300, help="seconds to look for the least")
     parser.add_argument("--cut", choices=["all", *SCENARIOS], help="strike at each effect of it")
-    parser.add_argument("--size", type=int, default=1, help="strikes of each run")
+    parser.add_argument("--size", type=int, default=1, help="most strikes of a run")
     parser.add_argument("--at", type=int, nargs="+", help="strike at these effects alone")
     given = parser.parse_args()
     if given.cut is not None and given.at is not None:
@@ -102,10 +102,10 @@ def _cut(names: list[str], size: int, jobs: int) -> int:
     wrong = 0
     for name in names:
         runs = 0
-        for cuts, outcome in cut_everywhere(name, size, jobs):
+        for outcome in cut_everywhere(name, size, jobs):
             runs += 1
             for violation in outcome.violations:
-                at = " ".join(map(str, cuts))
+                at = " ".join(map(str, outcome.struck))
                 print(f"{name} --at {at}: {violation}", file=sys.stderr, flush=True)
             if outcome.violations:
                 wrong += 1

@@ -1,5 +1,7 @@
 """Systematic faults: a scenario is struck at each lasting effect, one run for each.
 
+The scenario runs once, and forks at each effect: the fork is struck there and goes on to its end.
+
 The settling replica is killed there. Or a copy of the database is taken, and put in place with the
 journal once all is over; or deposits are taken back; or the daemons are gone for a while.
 
@@ -13,10 +15,8 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
@@ -31,8 +31,8 @@ from tests.simulation.evm import GWEI, Holding
 from tests.simulation.evm_networks import BASE
 from tests.simulation.monero import SPENDABLE_AGE, MonerodName, Paid
 from tests.simulation.monero_wallet import address_of
-from tests.simulation.onchain import DEAREST, POOR, PUBLISHING, RICH, OnchainUniverse
-from tests.simulation.runs import Outcome, run_made
+from tests.simulation.onchain import DEAREST, POOR, PUBLISHING, RICH, OnchainUniverse, signer_at
+from tests.simulation.runs import Outcome, forked, run_made, runs_made
 from tests.simulation.signers import key_of
 from tests.simulation.tiers import USDC, XMR, Tiers
 from tests.simulation.universe import Faults, Order, Replica
@@ -100,6 +100,8 @@ _COUNTING: Final = ("deposit_confirmed", "executing_swap")
 _STATUS: Final = "SELECT status FROM orders WHERE order_id = ?"
 # More blocks than a scan reads again, and those that the wallet lacks of as many.
 _UNREAD, _WALLET_LAG = 8, 2
+# Accounts of the wallet that a run derives, at least.
+_ACCOUNTS: Final = 128
 # So long (s) after another the next one pays: it is not signed for together with that one.
 _APART: Final = 30
 
@@ -212,14 +214,25 @@ SCENARIOS: Final = {
 
 
 class CutUniverse(OnchainUniverse):
-    """A universe without faults but those at the effects with the numbers in ``cuts``."""
+    """A universe without faults but those at the effects with the numbers in ``cuts``.
 
-    def __init__(self, folder: Path, scenario: Scenario, cuts: Sequence[int]) -> None:
+    It forks at the effects in ``forks``, and each fork is struck there. The forks fork at all that
+    follows, until they are struck ``size`` times.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        scenario: Scenario,
+        cuts: Sequence[int] = (),
+        forks: Container[int] = (),
+        size: int = 1,
+    ) -> None:
         self._scenario = scenario
         super().__init__(SEED, folder, Faults())
         self.replicas = [Replica(self, number) for number in range(scenario.replicas)]
         self.counts["effects"] = 0
-        self._cuts = cuts
+        self._cuts, self._forks, self._size = cuts, forks, size
         self._copied: sqlite3.Connection | None = None
         self._pays_again = scenario.again
         if scenario.strike == "take_inputs":
@@ -341,9 +354,17 @@ class CutUniverse(OnchainUniverse):
         if robs and not self.planned_deposits(also_seen=True):
             return  # there is nothing to take back
         self.counts["effects"] += 1
-        if self.counts["effects"] not in self._cuts:
-            return
-        getattr(self, f"strike_{self._scenario.strike}")()
+        if self._is_struck(self.counts["effects"]):
+            self.struck += (self.counts["effects"],)
+            getattr(self, f"strike_{self._scenario.strike}")()
+
+    def _is_struck(self, effect: int) -> bool:
+        if effect in self._cuts:
+            return True
+        if len(self.struck) >= self._size:
+            return False
+        forks = effect <= self._scenario.most if self.struck else effect in self._forks
+        return forks and forked(self)
 
     # --- strikes -------------------------------------------------------------------------------
 
@@ -572,21 +593,15 @@ def cut(name: str, cuts: Sequence[int]) -> Outcome:
     return run_made(lambda folder: CutUniverse(folder, scenario, cuts), len(scenario.orders))
 
 
-def cut_everywhere(
-    name: str, size: int = 1, jobs: int = 1
-) -> Iterator[tuple[Sequence[int], Outcome]]:
-    """Run a scenario once for each set of so many effects that it has, ``jobs`` runs at once.
+def cut_everywhere(name: str, size: int = 1, jobs: int = 1) -> Iterator[Outcome]:
+    """Run a scenario once for each set of up to so many effects that it has, ``jobs`` at once.
 
-    The run that nothing strikes comes first, with no effects; the others in no order.
+    The run that nothing strikes comes first.
     """
-    whole = cut(name, ())
-    yield (), whole
-    effects = min(whole.counts["effects"], SCENARIOS[name].most)
-    sets = list(combinations(range(1, effects + 1), size))
-    # Neighbours often show the same.
-    random.Random(SEED).shuffle(sets)
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            yield from zip(sets, pool.map(lambda cuts: cut(name, cuts), sets), strict=True)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    for index in range(_ACCOUNTS):
+        signer_at(index)  # each run inherits them
+    scenario = SCENARIOS[name]
+    yield cut(name, ())
+    shares = [range(first, scenario.most + 1, jobs) for first in range(1, jobs + 1)]
+    makes = [partial(CutUniverse, scenario=scenario, forks=each, size=size) for each in shares]
+    yield from (each for each in runs_made(makes, len(scenario.orders)) if each.struck)

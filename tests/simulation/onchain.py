@@ -403,7 +403,7 @@ class OnchainUniverse(Universe):
         # More often there is nothing new on the chains to look at.
         tick = patch.object(worker, "TICK_MS", self.chance.choice([1000, 2000, 5000]))
         disk = patch.object(files, "_write_all", partial(self._write, files._write_all))
-        keys = patch.object(HdKeys, "signer", lambda _keys, index: _signer(index))
+        keys = patch.object(HdKeys, "signer", lambda _keys, index: signer_at(index))
         with self.network.carrying(), tick, disk, keys:
             super().run(orders)
 
@@ -1171,7 +1171,7 @@ class OnchainUniverse(Universe):
 
 
 @lru_cache(maxsize=1024)
-def _signer(index: int) -> EvmSigner:
+def signer_at(index: int) -> EvmSigner:
     """An account of the wallet. Each life of a replica derives all that it has given out."""
     return _derive(_KEYS, index)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.simulation.cuts import cut
-from tests.simulation.runs import CutShort, run, run_made
+from tests.simulation.cuts import SCENARIOS, CutUniverse, cut
+from tests.simulation.runs import CutShort, run, run_made, runs_made
 from tests.simulation.universe import Faults, Universe
 
 KILLS = Faults(kill=3e-4, pause=1e-4, away=5e-5, payment=0.3, delay_ms=5)
@@ -57,6 +58,14 @@ def test_scenario_ends_well_wherever_it_is_cut(effects: tuple[int, ...]) -> None
     outcome = cut("payout-of-usdc", effects)
     assert outcome.violations == []
     assert outcome.counts["kills"] == len(effects)
+
+
+def test_forks_run_as_universes_of_their_own() -> None:
+    scenario = SCENARIOS["payout-of-usdc"]
+    outcomes = list(runs_made([partial(CutUniverse, scenario=scenario, forks=(20, 45, 70))], 1))
+    assert [each.struck for each in outcomes] == [(20,), (45,), (70,), ()]
+    alone = [cut("payout-of-usdc", each.struck) for each in outcomes]
+    assert [each.trace for each in outcomes] == [each.trace for each in alone]
 
 
 def test_restored_copy_pays_nothing_again() -> None:

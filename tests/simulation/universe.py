@@ -276,7 +276,7 @@ class Universe:
 
     ``settings`` are those of all replicas; ``chains`` the names of the chains that orders are of.
     ``left_out``: faults by their names, and single strikes by their numbers, that do not happen.
-    ``strikes`` counts them all the same.
+    ``strikes`` counts them all the same. ``struck``: the effects at which a scenario was struck.
     """
 
     chains: tuple[str, ...]
@@ -296,6 +296,7 @@ class Universe:
         drawn = Faults.drawn(self.chance) if faults is None else faults
         self.faults = faults_without(drawn, self.left_out)
         self.strikes = 0
+        self.struck: tuple[int, ...] = ()
         self.server = DatabaseServer(self.now_ms)
         self.graves: list[Actor] = []
         self.replicas = [Replica(self, number) for number in range(self.chance.choice([1, 2, 3]))]
