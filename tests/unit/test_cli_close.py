@@ -376,7 +376,7 @@ def test_close_that_was_killed_is_finished_by_the_same_command(
     assert [name in cli.out for name in names] == [True, True]
     assert f"{TXID} can't be mined any more" in cli.out
     books = read_books(cli.data_dir)
-    assert (books.payments[0].state, set(books.closed)) == ("failed", set(names))
+    assert (next(iter(books.payments)).state, set(books.closed)) == ("failed", set(names))
     assert {booked(cli, name).state for name in names} == {"settled"}
     assert check_database(cli.data_dir) == []
     assert cli(*command, "a third time") == FAILED
@@ -557,7 +557,7 @@ def test_close_ends_a_payout_whose_order_is_lost(
     assert cli("payouts", "close", name, "--note", "no order has it") == OK, cli.err
     assert f"{name}: 7 XMR to 4lost" in cli.out
     books = read_books(cli.data_dir)
-    assert (books.payments[0].state, set(books.closed)) == ("failed", {name})
+    assert (next(iter(books.payments)).state, set(books.closed)) == ("failed", {name})
     assert check_database(cli.data_dir) == []
     assert cli("payouts", "close", name, "--note", "once more") == FAILED
     assert cli("payouts", "close", "ord_lost/payout/3", "--note", "x") == USAGE
