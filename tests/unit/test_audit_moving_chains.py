@@ -190,6 +190,20 @@ async def test_node_that_lags_now_doubles_no_event(audited: Audited) -> None:
         assert [move.units for move in (await audited.facts()).moves] == [5]
 
 
+async def test_node_that_lacks_what_was_read_is_not_audited(audited: Audited) -> None:
+    """Another node behind the same address has those blocks, and events of them were kept."""
+    audited.chain.mine(count=15)
+    audited.chain.mine(("a", pays(5)))
+    audited.chain.mine(count=4)
+    await audited.facts()
+    audited.chain.lag = 5
+    late = await audited.reader.head()
+    audited.chain.lag = 0
+    with pytest.raises(ChainMoved, match="lacks block 67: it lags"):
+        await audited.reader.facts(audited.books, late)
+    assert [move.units for move in (await audited.facts()).moves] == [5]
+
+
 async def test_range_after_one_of_many_events_is_narrower(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
