@@ -447,9 +447,9 @@ MUTANTS: Final = (
     Mutant(
         "xmr-closed-batch-frees-its-orders",
         "an order is refunded though a batch that was closed by word may still pay it",
-        '    "  OR p.conflict_height IS NULL AND p.txid IN (SELECT txid FROM closed_by_hand))"\n'
-        '    "  AND e.transfer_id >',
-        '    ")"\n    "  AND e.transfer_id >',
+        '    "  OR p.conflict_height IS NULL AND p.txid IN (SELECT txid FROM closed_by_hand)"\n'
+        '    "  OR e.transfer_id',
+        '    "  OR e.transfer_id',
         behind="the simulation restores no copy that lacks a transfer which was signed since;"
         " tests/unit/test_cli_close.py has it",
     ),

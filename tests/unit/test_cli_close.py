@@ -472,6 +472,41 @@ def test_close_ends_a_usdc_payout_that_its_record_calls_settled(
     assert ("it fails by itself" in cli.err) is not is_settled
 
 
+def test_close_of_a_lost_usdc_payout_holds_its_order(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with XMR: a restored copy has the order, and not its payout yet."""
+
+    async def require_unminable(*_: object) -> None: ...
+
+    async def restore() -> Order:
+        async with opened(tmp_path) as books:
+            order = await books.ordered(Direction.XMR_TO_USDC)
+            payment = evm_payment(f"{order.order_id}/payout/1", 7, order.terms.to_address, 0)
+            await books.evm.add_payment(payment)
+            published = replace(payment, state=EvmPaymentState.PUBLISHED)
+            await books.evm.put_payment(published)
+            await books.evm.put_payment(replace(published, state=EvmPaymentState.SETTLED))
+            return order
+
+    async def later() -> str | None:
+        async with opened(tmp_path) as books:
+            await books.funded(order)
+            failed = ev.TransferFailed(name, "rejected")
+            refunded = await books.processor.apply(order.order_id, failed)
+            return await SignedPayments(books.db).unmatched(refunded.transfers[-1])
+
+    order = asyncio.run(restore())
+    name = f"{order.order_id}/payout/1"
+    monkeypatch.setattr(transfers, "EvmConnection", lambda *_: None)
+    monkeypatch.setattr(transfers, "require_unminable", require_unminable)
+    monkeypatch.setattr(wiring, "served_chains", lambda *_: ())
+    node = SimpleNamespace(client=Client(), network=SimpleNamespace(name="arbitrum"))
+    monkeypatch.setattr(wiring, "evm_nodes", lambda *_: [node])
+    assert cli("payouts", "close", name, "--note", "I pay it") == OK, cli.err
+    assert f"paid 7 units for {name}" in str(asyncio.run(later()))
+
+
 async def another(books: JournaledBooks) -> Order:
     """A second order whose payout of XMR is planned."""
     return await deposited(books, await another_open(books))
