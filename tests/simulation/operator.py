@@ -174,13 +174,14 @@ class Operator:
         swept = {each.subject for each in found if each.kind == "unrecorded_payment"}
         spent = {txid for each in found for txid in _TXID.findall(each.hint)}
         sweeps = self._universe.sweeps()
-        for txid in sorted((swept | spent) & sweeps.keys()):
+        lost = (swept | spent) & sweeps.keys()
+        for txid in sorted(lost):
             await self.annotate(sweeps[txid], txid, "a sweep that the database has lost")
         for each in found:
             if (named := _NONCE.fullmatch(each.subject)) is not None:
                 network = self._universe.evms[named[2]]
                 txid = network.harmless_at(self._universe.hot, int(named[1]))
-                if txid is not None:
+                if txid is not None and txid not in lost:
                     await self.annotate(network.name, txid, "moved nothing of ours")
 
     def _start_in_turn(self) -> None:
