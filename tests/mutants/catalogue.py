@@ -136,6 +136,13 @@ MUTANTS: Final = (
         cut="robbed-payout",
     ),
     Mutant(
+        "scan-before-the-resume-is-enough",
+        "after a pause a payout is signed for a deposit that a deep branch has taken meanwhile",
+        "        if not all(self._progress.is_current(key.network) for key in keys):",
+        "        if not keys:",
+        cut="resumed",
+    ),
+    Mutant(
         "signed-is-not-checked-again",
         "what changed while a payment was signed is paid anyway",
         "            if check is not None:\n                await check(",
