@@ -126,6 +126,7 @@ OPENING = {
     },
     "sqlite3.connect(": {
         "rpcsvc/audit/memory.py",  # a file of its own
+        "rpcsvc/audit/spilled.py",  # temporary files
         "rpcsvc/store/backends/copying.py",  # db copy, while it is stopped
         "rpcsvc/store/backends/sqlite/database.py",  # migrations, readers, and in memory
         "rpcsvc/store/backends/sqlite/maintenance.py",  # db check and db backup
