@@ -342,10 +342,10 @@ class EvmReader:
         """Read the blocks that were not read yet, and the youngest ones again, up to ``head``."""
         memory = await self._kept(books)
         read = memory.since - 1 if memory.done is None else memory.done.number
-        if head.number < read:
+        if memory.done is not None and head.number < read:
             raise ChainMoved(f"the node of {self.network.name} lacks block {read}: it lags")
         # Of nodes behind one address another may lag more: what was deep stays so.
-        kept = max(head.number - self._young, read)
+        kept = min(head.number, max(head.number - self._young, read))
         memory.moves.cut(memory.deep)
         before, young = dict(memory.young), _Events()
         first = read + 1
