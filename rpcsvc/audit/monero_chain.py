@@ -207,7 +207,7 @@ class MoneroReader:
         async for payment in in_turns(books.payments_on(MONERO)):
             if (found := asked.get(_key(payment))) is not None:
                 seen[payment.payment_id] = found
-            recorded.update(dict.fromkeys(payment.txids))
+            recorded.update((txid, None) for txid in payment.txids)
         departures = SpilledList[Departure](Departure)
         async for item in in_turns(memory.sent):
             is_recorded = item.departure.txid in recorded

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from abc import abstractmethod
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -16,7 +17,6 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    MutableMapping,
     ValuesView,
 )
 from itertools import groupby, islice
@@ -30,6 +30,7 @@ from typing_extensions import override
 from rpcsvc.store.database import BooksUnreadable
 
 T = TypeVar("T")
+V_co = TypeVar("V_co", covariant=True)
 K = TypeVar("K", str, int)
 
 # Entries of one collection in memory.
@@ -99,7 +100,36 @@ class SpilledList(Generic[T]):
         return values
 
 
-class SpilledGroups(Mapping[K, list[T]]):
+class _Spilled(Mapping[K, V_co]):
+    """Entries by key: the newest in ``_new``, all others in a file. Keys are ascending."""
+
+    _new: dict[K, V_co]
+    _file: _SpilledEntries | None = None
+
+    @abstractmethod
+    def ascending(self) -> Iterator[tuple[K, V_co]]:
+        """Yield each key with what is under it."""
+
+    @override
+    def __contains__(self, key: object) -> bool:
+        if key in self._new:
+            return True
+        return self._file is not None and self._file.last_of(key) is not None
+
+    @override
+    def __iter__(self) -> Iterator[K]:
+        return (key for key, _ in self.ascending())
+
+    @override
+    def __len__(self) -> int:
+        return len(self._new) if self._file is None else sum(1 for _ in self)
+
+    @override
+    def items(self) -> ItemsView[K, V_co]:
+        return _Items(self)
+
+
+class SpilledGroups(_Spilled[K, list[T]]):
     """Values of one type under keys, several under one, in sequence. Keys are listed ascending."""
 
     def __init__(self, kind: Any, entries: Iterable[tuple[K, T]] = ()) -> None:
@@ -130,25 +160,7 @@ class SpilledGroups(Mapping[K, list[T]]):
         return values
 
     @override
-    def __contains__(self, key: object) -> bool:
-        if key in self._new:
-            return True
-        return self._file is not None and self._file.last_of(key) is not None
-
-    @override
-    def __iter__(self) -> Iterator[K]:
-        return (key for key, _ in self.ascending())
-
-    @override
-    def __len__(self) -> int:
-        return len(self._new) if self._file is None else sum(1 for _ in self)
-
-    @override
-    def items(self) -> ItemsView[K, list[T]]:
-        return _Items(self)
-
     def ascending(self) -> Iterator[tuple[K, list[T]]]:
-        """Yield each key with its values."""
         if self._file is None:
             yield from sorted(self._new.items(), key=itemgetter(0))
             return
@@ -164,11 +176,8 @@ class SpilledGroups(Mapping[K, list[T]]):
         self._count = 0
 
 
-class SpilledDict(MutableMapping[K, T]):
-    """A value of one type for each key; without values, a set of keys. They are listed ascending.
-
-    Nothing is deleted.
-    """
+class SpilledDict(_Spilled[K, T]):
+    """A value of one type for each key; without values, a set of keys."""
 
     def __init__(self, kind: Any, entries: Iterable[tuple[K, T]] = ()) -> None:
         self._decode: Callable[[bytes], T] = json.Decoder(kind).decode
@@ -176,7 +185,11 @@ class SpilledDict(MutableMapping[K, T]):
         self._file: _SpilledEntries | None = None
         self.update(entries)
 
-    @override
+    def update(self, entries: Iterable[tuple[K, T]]) -> None:
+        """Set the values of keys."""
+        for key, value in entries:
+            self[key] = value
+
     def __setitem__(self, key: K, value: T) -> None:
         self._new[key] = value
         if len(self._new) >= IN_MEMORY:
@@ -192,33 +205,11 @@ class SpilledDict(MutableMapping[K, T]):
         return self._decode(found)
 
     @override
-    def __contains__(self, key: object) -> bool:
-        if key in self._new:
-            return True
-        return self._file is not None and self._file.last_of(key) is not None
-
-    @override
-    def __delitem__(self, key: K) -> None:
-        raise NotImplementedError
-
-    @override
-    def __iter__(self) -> Iterator[K]:
-        return (key for key, _ in self.ascending())
-
-    @override
-    def __len__(self) -> int:
-        return len(self._new) if self._file is None else sum(1 for _ in self)
-
-    @override
-    def items(self) -> ItemsView[K, T]:
-        return _Items(self)
-
-    @override
     def values(self) -> ValuesView[T]:
         return _Values(self)
 
+    @override
     def ascending(self) -> Iterator[tuple[K, T]]:
-        """Yield each key with its value."""
         if self._file is None:
             yield from sorted(self._new.items(), key=itemgetter(0))
             return
@@ -234,7 +225,7 @@ class SpilledDict(MutableMapping[K, T]):
 
 
 class _Items(ItemsView[Any, Any]):
-    def __init__(self, mapping: SpilledGroups[Any, Any] | SpilledDict[Any, Any]) -> None:
+    def __init__(self, mapping: _Spilled[Any, Any]) -> None:
         super().__init__(mapping)
         self._ascending = mapping.ascending
 
@@ -301,7 +292,7 @@ class _SpilledEntries:
         self._index()
         where, after = "", ()
         while page := self.fetch(
-            f"SELECT key, number, value FROM entries {where} ORDER BY key, number"  # noqa: S608
+            f"SELECT key, number, value FROM entries {where} ORDER BY key, number"  # noqa: S608 - of constants
             f" LIMIT {_PAGE}",
             *after,
         ):

@@ -362,14 +362,7 @@ def test_close_that_was_killed_is_finished_by_the_same_command(
 ) -> None:
     """The payment is of a published transfer and of a planned one."""
     ends(monkeypatch, None)
-
-    async def pay() -> list[str]:
-        async with opened(tmp_path) as books:
-            (second,) = (await another(books)).transfers
-            payee = monero.Payee(second.transfer_id, second.address, second.units)
-            return [await paid_together(books, payee), second.transfer_id]
-
-    names = asyncio.run(pay())
+    names = asyncio.run(paid_beside_a_planned_one(tmp_path))
     command = ("payouts", "close", names[0], "--note")
     assert killed_at(number, cli, *command, "gone")
     assert cli(*command, "once more") == OK, cli.err
@@ -642,19 +635,20 @@ async def paid_together(books: JournaledBooks, second: monero.Payee) -> str:
     return transfer.transfer_id
 
 
+async def paid_beside_a_planned_one(data_dir: Path) -> list[str]:
+    """The ids of the two transfers of a batch: a published one, and one that is planned."""
+    async with opened(data_dir) as books:
+        (second,) = (await another(books)).transfers
+        payee = monero.Payee(second.transfer_id, second.address, second.units)
+        return [await paid_together(books, payee), second.transfer_id]
+
+
 def test_close_ends_transfers_of_the_batch_that_are_planned(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The books of a restored copy do not have them as signed yet: they would be refunded."""
     ends(monkeypatch, None)
-
-    async def pay() -> list[str]:
-        async with opened(tmp_path) as books:
-            (second,) = (await another(books)).transfers
-            payee = monero.Payee(second.transfer_id, second.address, second.units)
-            return [await paid_together(books, payee), second.transfer_id]
-
-    names = asyncio.run(pay())
+    names = asyncio.run(paid_beside_a_planned_one(tmp_path))
     assert booked(cli, names[1]).state == "planned"
     assert cli("payouts", "close", names[0], "--note", "gone") == OK
     assert read_books(cli.data_dir).closed == set(names)
