@@ -88,6 +88,15 @@ class DatabaseServer:
                 f" WHEN NEW.state = 'confirmed'{when}"
                 " BEGIN SELECT counted(NEW.network, NEW.txid, NEW.order_id); END"
             )
+        # Called when an order without deposits has reserved its payout, with that one's network.
+        self.reserved: Callable[[str], None] = lambda _network: None
+        self.connection.create_function("reserved", 1, self._call_reserved)
+        self.connection.execute(
+            "CREATE TEMP TRIGGER reservations_made AFTER INSERT ON main.reservations"
+            " WHEN NEW.kind = 'unfunded' AND NOT EXISTS"
+            " (SELECT 1 FROM main.deposits d WHERE d.order_id = NEW.order_id)"
+            " BEGIN SELECT reserved(NEW.network); END"
+        )
         # Called when a payment was signed, before it is on record, with its network and id: what
         # the schema would refuse then must not have been signed.
         self.signed: Callable[[str, str], None] = lambda _network, _payment_id: None
@@ -153,6 +162,9 @@ class DatabaseServer:
 
     def _call_counted(self, network: str, txid: str, order_id: str) -> None:
         self.counted(network, txid, order_id)
+
+    def _call_reserved(self, network: str) -> None:
+        self.reserved(network)
 
     def _call_signed(self, network: str, payment_id: str) -> None:
         self.signed(network, payment_id)

@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from typing_extensions import override
@@ -31,11 +31,11 @@ from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, EvmSigner, HdKe
 from rpcsvc.settlement.onchain.journal import files
 from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
-from tests.simulation.evm import GWEI, EvmChain, Holding
+from tests.simulation.evm import GWEI, Block, EvmChain, Holding
 from tests.simulation.evm_networks import ARBITRUM, BASE, EvmNetwork, moves
 from tests.simulation.evm_node import EvmNode
 from tests.simulation.keyrings import KeyRings
-from tests.simulation.monero import MoneroChain, MonerodModel, MonerodName, Paid
+from tests.simulation.monero import MoneroChain, MonerodModel, MonerodName, Paid, XmrBlock
 from tests.simulation.monero_wallet import WalletModel, address_of
 from tests.simulation.operator import Operator, units_of
 from tests.simulation.signers import Signers, key_of
@@ -171,6 +171,7 @@ _CLOSED: Final = (
     "SELECT kind, units FROM transfers WHERE order_id = ?"
     " AND transfer_id IN (SELECT transfer_id FROM closed_by_hand)"
 )
+_RESERVED: Final = "SELECT sum(units) FROM reservations WHERE network = ?"
 _COUNTED: Final = "SELECT d.network, d.txid, d.units FROM deposits d WHERE d.state = 'confirmed'"
 _DEPOSIT: Final = (
     "SELECT d.units, o.deposit_address FROM deposits d JOIN orders o USING (order_id)"
@@ -229,6 +230,9 @@ class ChainFaults(NamedTuple):
         )  # fmt: skip
 
 
+_Block = TypeVar("_Block", Block, XmrBlock)
+
+
 class OnchainUniverse(Universe):
     """One EVM chain or two, Monero, and the operator's wallets on them.
 
@@ -272,6 +276,7 @@ class OnchainUniverse(Universe):
         self.monerod = MonerodName(self.monerods, self._fork())
         self.wallet = WalletModel(self._wallet_node(), self._fork())
         self.monero.replacing = lambda: self._keep_branch(self.monerods, self._outside)
+        self.server.reserved = self.compare_reservations
         self.server.signed = self._signed_payment
         self.server.nonce_taken = lambda nonce: self.violated(f"nonce {nonce} was signed for again")
         self.server.ended = self._ended_payment
@@ -533,6 +538,39 @@ class OnchainUniverse(Universe):
             return
         if depth is not None and depth < CONFIRMATIONS:
             self.violated(f"{payment_id} is final for the service, {depth} blocks deep")
+
+    def compare_reservations(self, network: str) -> None:
+        """Compare with the chain: an order has reserved its payout, which the wallet must hold.
+
+        A replica may have looked a while ago: the most counts that the wallet has held since.
+        """
+        chain: EvmChain | MoneroChain = self.monero
+        if network != "monero":
+            chain = self.evms[network].chain
+        if self._now() - chain.replaced_at < _KNOWN_SECONDS:
+            return
+        (reserved,) = self.server.connection.execute(_RESERVED, (network,)).fetchone()
+        if reserved > (held := self._held_lately(network)):
+            self.violated(f"orders reserve {reserved} units on {network}, where {held} are held")
+
+    def _held_lately(self, network: str) -> int:
+        """The units that the wallet holds, and that it has paid in the last minutes."""
+        if network != "monero":
+            evm, hot = self.evms[network], self.hot.lower()
+            paid = [move for move in moves(_recent(evm.chain.blocks)) if move.source == hot]
+            return evm.held(hot) + sum(move.units for move in paid)
+        chain = self.monero
+        own = {
+            image: output.paid.amount
+            for image, output in chain.outputs.items()
+            if self.wallet.owns(output.paid.address)
+        }
+        held = sum(units for image, units in own.items() if image not in chain.spent)
+        for made in (made for block in _recent(chain.blocks) for made in block.mined):
+            images = [made.image_of(place) for place in range(len(made.outputs))]
+            came, went = (sum(own.get(each, 0) for each in some) for some in (images, made.images))
+            held += max(0, went - came)
+        return held
 
     def _signed_payment(self, network: str, payment_id: str) -> None:
         """Compare with the nodes: nothing is signed while an earlier payment on the same network
@@ -1174,6 +1212,12 @@ class OnchainUniverse(Universe):
 def signer_at(index: int) -> EvmSigner:
     """An account of the wallet. Each life of a replica derives all that it has given out."""
     return _derive(_KEYS, index)
+
+
+def _recent(blocks: Sequence[_Block]) -> list[_Block]:
+    """The blocks of the last minutes."""
+    since = blocks[-1].timestamp - _KNOWN_SECONDS
+    return [each for each in blocks if each.timestamp >= since]
 
 
 def _value(units: int, *, is_xmr: bool) -> int:

@@ -12,13 +12,14 @@ from rpcsvc.domain import usdc
 from tests.simulation.evm import Holding
 from tests.simulation.monero import Paid, Waiting, build
 from tests.simulation.monero_wallet import address_of
-from tests.simulation.onchain import OnchainUniverse
+from tests.simulation.onchain import RICH, OnchainUniverse
 from tests.simulation.tiers import USDC, XMR
 from tests.simulation.universe import Faults, Order, evm_address, monero_address
 
 EXPECTED: Final = 9 * XMR // 10
 DEPOSIT: Final = evm_address("deposit")
 PAYEE: Final = monero_address("payee")
+PAYER: Final = evm_address("somebody")
 ORDER: Final = Order(0, "u2x", "ord_1", "session", PAYEE, DEPOSIT, 150 * USDC, EXPECTED, "arbitrum")
 
 
@@ -27,9 +28,8 @@ def universe(tmp_path: Path) -> OnchainUniverse:
     """One order, paid in full."""
     made = OnchainUniverse(1, tmp_path, Faults())
     made.orders["key"] = ORDER
-    payer = evm_address("somebody")
-    made.evm.give(payer, Holding(units=1_000 * USDC))
-    made.evm.send(payer, usdc.transfer(DEPOSIT, 150 * USDC))
+    made.evm.give(PAYER, Holding(units=1_000 * USDC))
+    made.evm.send(PAYER, usdc.transfer(DEPOSIT, 150 * USDC))
     made.evm.mine()
     return made
 
@@ -96,6 +96,37 @@ class TwoNetworks(OnchainUniverse):
     @override
     def _has_second_chain(self) -> bool:
         return True
+
+
+def reserve(universe: OnchainUniverse, network: str, units: int) -> list[str]:
+    """Have an order reserve a payout; what does not hold then."""
+    universe.server.connection.execute(
+        "INSERT INTO reservations VALUES (?, 'unfunded', ?, ?, '', 'monero', 0)",
+        (f"ord_{units}", network, units),
+    )
+    return universe.violations
+
+
+@pytest.mark.parametrize("network", ["arbitrum", "monero"])
+def test_reservations_within_what_the_wallet_holds_are_right(
+    universe: OnchainUniverse, network: str
+) -> None:
+    held = RICH.units
+    universe.monero.pay([Paid(address_of(0), held)])
+    universe.monero.mine()
+    assert reserve(universe, network, held - 1) == []
+    assert reserve(universe, network, 1) == []
+    (text,) = reserve(universe, network, 2)
+    assert text.endswith(f"reserve {held + 2} units on {network}, where {held} are held")
+
+
+def test_what_was_just_paid_counts_as_held(universe: OnchainUniverse) -> None:
+    pay_xmr(universe, PAYEE, EXPECTED)
+    universe.evm.send(universe.hot, usdc.transfer(PAYER, RICH.units))
+    universe.evm.mine()
+    assert reserve(universe, "monero", EXPECTED) == []
+    assert reserve(universe, "arbitrum", RICH.units) == []
+    assert len(reserve(universe, "monero", 1)) == 1
 
 
 @pytest.fixture
