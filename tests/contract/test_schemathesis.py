@@ -102,7 +102,7 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
     [
         # The effects of sandbox.fault would be found as server errors elsewhere.
         pytest.param(
-            80,
+            40,
             ("--exclude-path", FAULT, "--exclude-path-regex", f"^{BFF_ROOT}", "--phases", PHASES),
             id="all but faults",
             marks=pytest.mark.slow(seconds=200),
