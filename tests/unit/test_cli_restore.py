@@ -114,6 +114,25 @@ def test_restore_takes_a_backup(cli: Cli, tmp_path: Path) -> None:
     assert "The copy is in place." in cli.out
 
 
+def test_restored_copy_takes_no_log_of_a_lost_database(cli: Cli, tmp_path: Path) -> None:
+    """The service was killed, and its database was moved away without the log beside it."""
+    cli.environ["RPCSVC_ENGINE"] = "sandbox"
+    make_database(cli.data_dir)
+    copy, path = tmp_path / "copy", cli.data_dir / DATABASE_NAME
+    assert cli("db", "backup", str(copy)) == OK
+    log = path.with_name(f"{DATABASE_NAME}-wal")
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("INSERT INTO payout_pause (id, reason, paused_at) VALUES (1, 'x', 1)")
+        commits = log.read_bytes()
+    path.unlink()
+    log.write_bytes(commits)
+    assert cli("db", "restore", str(copy)) == OK
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT reason FROM payout_pause").fetchall() == []
+    (kept,) = cli.data_dir.glob(f"{DATABASE_NAME}-wal.replaced-*")
+    assert kept.read_bytes() == commits
+
+
 CHANGING = [
     ("payouts", "adopt", "ord_1/payout/1", TXID),
     ("onchain", "skip-addresses", "5"),

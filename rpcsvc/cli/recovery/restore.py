@@ -123,7 +123,10 @@ def put_in_place(data_dir: Path, copy: Path) -> Path | None:
     kept = _move_away(database)
     for suffix in ("-wal", "-shm"):
         beside = database.with_name(DATABASE_NAME + suffix)
-        if beside.exists() and kept is not None:
+        if kept is None:
+            # Its database is gone. Left there, SQLite would take its commits for the copy's.
+            _move_away(beside)
+        elif beside.exists():
             beside.rename(kept.with_name(kept.name + suffix))
     fresh.rename(database)
     sync_directory(data_dir)

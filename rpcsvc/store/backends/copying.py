@@ -246,8 +246,10 @@ async def from_server(url: str, data_dir: Path, progress: Progress) -> dict[str,
     path = data_dir / DATABASE_NAME
     fresh = data_dir / f"{DATABASE_NAME}.copying"
     with _owned(data_dir):
-        if path.exists():
-            raise NotCopied(f"{path} exists: name a data directory without a database")
+        # SQLite would take the commits of a log that is left there for those of the new file.
+        for left in (path, path.with_name(f"{DATABASE_NAME}-wal")):
+            if left.exists():
+                raise NotCopied(f"{left} exists: name a data directory without a database")
         fresh.unlink(missing_ok=True)
         try:
             async with _transaction(url) as connection:
