@@ -353,6 +353,34 @@ async def test_sweep_whose_end_was_not_committed_has_ended(
         assert await books.evm.unswept_of("arbitrum", 1) == (-9 if later is None else 0)
 
 
+@pytest.mark.parametrize("at", ["before", "signed"])
+async def test_void_sweep_that_was_mined_ends_before_the_next(tmp_path: Path, at: str) -> None:
+    """Both failed, and a reorganisation had the first one mined after all."""
+    copies, void = dict[str, Path](), list[evm.Sweep]()
+    async with opened(tmp_path) as books:
+        await books.addresses.adopt_wallet(HOT)
+        await books.addresses.add_addresses([EvmAddress(1, "0x01")])
+        copies["before"] = books.copy(tmp_path / "before.db")
+        for serial in (1, 2):
+            name = f"sweep-arbitrum-1-{serial}"
+            payment = evm_payment(name, 9, HOT, serial, purpose=evm.EvmPurpose.SWEEP)
+            sweep = evm.Sweep(
+                "arbitrum", 1, serial, "0x01", evm.SweepMethod.RECEIVE, 9, f"a{serial}", name
+            )
+            await books.evm.add_payment(payment, sweep)
+            if serial == 1:
+                copies["signed"] = books.copy(tmp_path / "signed.db")
+            await books.evm.put_payment(replace(payment, state=evm.EvmPaymentState.FAILED))
+            void.append(replace(sweep, state=evm.SweepState.VOID))
+            await books.evm.put_sweep(void[-1])
+        await books.evm.put_sweep(replace(void[0], state=evm.SweepState.DONE, taken=9))
+    put_back(tmp_path, copies[at])
+    async with opened(tmp_path) as books:
+        assert books.adopted.refused == []
+        assert await books.evm.unswept_of("arbitrum", 1) == -9
+        assert PauseSwitch(tmp_path).reason() is None
+
+
 async def sweep_from(books: JournaledBooks, serial: int) -> evm.EvmPayment:
     """Record a done sweep of 9 units from the first address."""
     name = f"sweep-arbitrum-1-{serial}"

@@ -151,7 +151,10 @@ def latest(entries: Sequence[Entry]) -> list[Entry]:
 
     The database took the later one, so it knew that the earlier one was over. A payment that was
     voided may be recorded once more after that, with the same bytes: then it is none of the voided.
+    Of several ends of a sweep the last counts, in the place of the first: the next sweep of its
+    address may have been signed since that one.
     """
+    ends = {_sweep_of(entry): entry for entry in entries if isinstance(entry, SweptEntry)}
     kept: list[Entry] = []
     void: set[VoidEntry] = set()
     claimed: set[str] = set()
@@ -163,17 +166,23 @@ def latest(entries: Sequence[Entry]) -> list[Entry]:
             continue
         claimed |= claims
         kept.append(entry)
-    return kept[::-1]
+    found: list[Entry | None] = [
+        ends.pop(_sweep_of(entry), None) if isinstance(entry, SweptEntry) else entry
+        for entry in reversed(kept)
+    ]
+    return [entry for entry in found if entry is not None]
+
+
+def _sweep_of(entry: SweptEntry) -> tuple[str, int, int]:
+    return entry.network, entry.address_index, entry.serial
 
 
 def _claims(entry: Entry) -> set[str]:
-    """The names that one entry claims alone: of a payment, transfer, output or ended sweep."""
+    """The names that one entry claims alone: of a payment, transfer or output."""
     if isinstance(entry, MoneroEntry):
         payment = entry.payment
         payees = {item.transfer_id for item in payment.payees}
         return payees | set(payment.key_images)
     if isinstance(entry, EvmEntry):
         return {entry.payment.payment_id}
-    if isinstance(entry, SweptEntry):
-        return {f"{entry.network} {entry.address_index} {entry.serial}"}
     return set()
