@@ -171,3 +171,44 @@ async def test_nonce_gap_is_measured_once_a_minute(rig: Rig) -> None:
     rig.node.pending, rig.now_ms = 5, rig.now_ms + 59_999
     await rig.nonces.measure()
     assert rig.nonces.gap == NonceGap(0, 0, 0)
+
+
+@pytest.mark.parametrize("paused", [None, "another reason"])
+async def test_nonce_without_record_below_later_payments_is_found(
+    rig: Rig, paused: str | None
+) -> None:
+    """A restored copy lacks a payment that was adopted by hand; the journal brought later ones."""
+    await rig.pay(2)
+    await rig.next()
+    for nonce in (3, 4):
+        await rig.payments.add_payment(payment(f"tr_{nonce}", nonce))
+    rig.node.pending = 5
+    rig = Rig(rig.database, rig.switch, rig.node)  # a start
+    if paused is not None:
+        rig.switch.pause(paused)
+        with pytest.raises(Unavailable, match="not on record"):
+            await rig.next()
+        assert rig.switch.reason() == paused
+        rig.switch.resume()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="not on record"):
+            await rig.next()
+    assert "does not know" in (rig.switch.reason() or "")
+    assert rig.nonces.conditions() != []
+    rig.switch.resume()
+    assert await rig.next() == 5
+    rig = Rig(rig.database, rig.switch, rig.node)
+    assert await rig.next() == 5, "acknowledged"
+
+
+async def test_annotated_nonce_below_later_payments_pauses_nothing(rig: Rig) -> None:
+    await rig.pay(1)
+    await rig.next()
+    await rig.explain("0xmine", sender=HOT, nonce=1)
+    await rig.payments.add_payment(payment("tr_2", 2))
+    rig.node.pending = 3
+    for _ in range(2):
+        rig = Rig(rig.database, rig.switch, rig.node)
+        assert await rig.next() == 3
+        rig.node.known.clear()  # of years ago
+    assert rig.switch.reason() is None

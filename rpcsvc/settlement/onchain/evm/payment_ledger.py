@@ -277,6 +277,19 @@ class EvmPaymentLedger:
         )
         return 0 if row is None or row["highest"] is None else int(row["highest"]) + 1
 
+    async def unused_nonces(self, network: str, sender: str, first: int, end: int) -> list[int]:
+        """Return the nonces from ``first`` to below ``end`` that no payment of the sender has."""
+        where = (
+            "FROM evm_payments WHERE network = :network AND sender = :sender"
+            " AND nonce >= :first AND nonce < :end"
+        )
+        values = {"network": network, "sender": sender, "first": first, "end": end}
+        row = await self._db.fetch_one(f"SELECT count(*) AS used {where}", **values)
+        if row is not None and row["used"] == max(0, end - first):
+            return []
+        used = {row["nonce"] for row in await self._db.fetch(f"SELECT nonce {where}", **values)}
+        return [nonce for nonce in range(first, end) if nonce not in used]
+
     async def acknowledged_nonce(self, network: str, sender: str) -> int | None:
         """The nonce below which the operator has acknowledged all nonces; None: never."""
         row = await self._db.fetch_one(

@@ -2,15 +2,15 @@
 
 A payment is a nonce. It is committed with its signed bytes before it may be published, and its
 nonce is never given to anything else, so at most one of its transactions is mined. A node's answer
-proves nothing: the payment's state is read off the network (presence.py). The node's nonce is never
-above the database's; where it is, the database is an older copy or the key is in other hands, and
+proves nothing: the payment's state is read off the network (presence.py). Each nonce that the node
+has is on record; where one is not, the database is an older copy or the key is in other hands, and
 nothing more is signed (unrecorded.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
@@ -105,7 +105,7 @@ class EvmNonces:
         self._switch = switch
         self._wallet = f"the hot wallet on {self._network}"
         self._conditions = Conditions(self._network)
-        self._has_looked = False
+        self._has_looked = self._has_compared = False
         self._steady = steady
         self._measured_at: int | None = None
         self.gap: NonceGap | None = None
@@ -170,7 +170,7 @@ class EvmNonces:
         acknowledged = await self._payments.acknowledged_nonce(self._network, self._sender)
         if acknowledged is None:
             return 0  # before the first payment: whatever was sent until then is acknowledged
-        return await self._count_unrecorded(max(own, acknowledged), pending)
+        return await self._count_unannotated(range(max(own, acknowledged), pending))
 
     async def _missing(self, pending: int, own: int) -> int:
         """Return how many nonces the node waits for, and no payment on record waits with."""
@@ -183,17 +183,29 @@ class EvmNonces:
         return own - pending - sum(pending <= nonce < own for nonce in held)
 
     async def _problem(self, own: int, pending: int) -> str | None:
-        acknowledged = await self._acknowledged(own, pending)
-        if pending <= own:
-            return None
-        if await self._count_unrecorded(max(own, acknowledged), pending):
+        """Return what the hot wallet has sent without a record, in words; None: nothing.
+
+        Looks below ``own`` once after a start: the payment journal may have brought an older copy
+        of the database payments that are later than those on no record.
+        """
+        acknowledged, end = await self._acknowledged(own, pending), max(own, pending)
+        first = max(own, acknowledged) if self._has_compared else acknowledged
+        missing = await self._payments.unused_nonces(self._network, self._sender, first, end)
+        if missing and await self._count_unannotated(missing):
             if pause_for(self._switch, self._wallet):
-                await self._payments.acknowledge_nonce(self._network, self._sender, pending)
-        elif self._switch.reason() != reason_of(self._wallet):
-            return None
+                await self._payments.acknowledge_nonce(self._network, self._sender, end)
+                self._has_compared = True
+        else:
+            if missing:  # one day the node may not show any more what is annotated
+                await self._payments.acknowledge_nonce(self._network, self._sender, end)
+            self._has_compared = True
+            is_told = pending > own or bool(self._conditions.present())
+            if not is_told or self._switch.reason() != reason_of(self._wallet):
+                return None
+        named = f"nonce {missing[0]} is on no record, " if missing else ""
         return (
-            f"something else sends from the hot wallet on {self._network}: the network is at nonce"
-            f" {pending}, this service at {own}"
+            f"something else sends from the hot wallet on {self._network}: {named}the network is at"
+            f" nonce {pending}, this service at {own}"
         )
 
     async def _acknowledged(self, own: int, pending: int) -> int:
@@ -206,18 +218,16 @@ class EvmNonces:
             await self._payments.acknowledge_nonce(self._network, self._sender, acknowledged)
         return acknowledged
 
-    async def _count_unrecorded(self, first: int, end: int) -> int:
-        """Return how many nonces from ``first`` to below ``end`` are of no annotated
-        transaction.
-        """
-        if first >= end:
+    async def _count_unannotated(self, nonces: Collection[int]) -> int:
+        """Return how many nonces are of no annotated transaction."""
+        if not nonces:
             return 0
         annotated: set[int] = set()
         for txid in await self._unrecorded.annotated(self._network):
             made = await self._connection.client.transaction(txid)
             if made is not None and made.sender.lower() == self._sender.lower():
                 annotated.add(made.nonce)
-        return end - first - sum(first <= nonce < end for nonce in annotated)
+        return len(nonces) - len(annotated.intersection(nonces))
 
 
 class NodeReply(Struct, frozen=True):
