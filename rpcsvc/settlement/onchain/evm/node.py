@@ -286,7 +286,7 @@ class EvmClient:
 
     async def submit(self, raw: bytes) -> EvmSubmissionResult:
         """Publish a signed transaction. Repeating it is safe."""
-        (said,) = await self._published([raw])
+        (said,) = await self.submit_each([raw])
         if isinstance(said, RpcFailure):
             raise said
         return said
@@ -296,9 +296,6 @@ class EvmClient:
 
         Repeating it is safe.
         """
-        return await self._published(raws)
-
-    async def _published(self, raws: Sequence[bytes]) -> list[EvmSubmissionResult | RpcFailure]:
         calls = [("eth_sendRawTransaction", ["0x" + raw.hex()]) for raw in raws]
         answers = await self.rpc.publish_each(calls)
         return [self._submitted(raw, answer) for raw, answer in zip(raws, answers, strict=True)]
@@ -582,7 +579,7 @@ class EvmConnection:
         name = await self._ask(usdc.NAME, usdc.read_string)
         version = await self._ask(usdc.VERSION, usdc.read_string)
         domain = usdc.Domain(name, version, self.network.chain_id, token)
-        if domain.separator() != await self._ask(usdc.DOMAIN_SEPARATOR, usdc.read_bytes32):
+        if domain.separator() != await self._ask(usdc.DOMAIN_SEPARATOR, usdc.bytes32_word):
             raise ChainUnusable(
                 f"the token on {self.network.name} signs in another domain than its name, version,"
                 " chain and address say: it is not the USDC that is meant"
