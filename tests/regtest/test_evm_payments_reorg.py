@@ -592,9 +592,7 @@ async def test_unprovable_payout_holds_no_usdc_and_no_sweep(
     assert "makes the same payout" in (await payer.payments.conditions())[0].text
 
 
-async def test_failure_of_a_record_that_changed_is_not_reported(
-    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failure_of_a_record_that_changed_is_not_reported(payer: EvmPayer) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))
     assert (await payer.pay(transfer)).outcome is Outcome.UNKNOWN
