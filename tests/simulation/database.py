@@ -21,8 +21,8 @@ from rpcsvc.store.group_commit import GroupCommit, StatementRows
 
 LEASE_MS: Final = 10_000
 _SLOWEST_SECONDS: Final = 15
-# So many times as often as others, the answer that a lease was renewed, or a payment recorded or
-# marked as given out, is late: what is next must ask for the lease's time again.
+# How much more often than others the answer is late that a lease was renewed, or a payment recorded
+# or marked as given out: what is next must ask for the lease's time again.
 _LATE_ANSWERS: Final = 100
 # Only the settler changes these; it does so under its lease.
 _SETTLED: Final = (
@@ -30,7 +30,7 @@ _SETTLED: Final = (
 )  # fmt: skip
 # Tables of payments, and the network of a new row in SQL.
 _PAYMENTS: Final = {"evm_payments": "NEW.network", "monero_payments": "'monero'"}
-# So long after a pause, what a replica decided to before is given out.
+# How long (ms) after a pause a replica may give out what it decided to before.
 _PAUSING_MS: Final = 60_000
 
 
