@@ -947,7 +947,7 @@ async def test_input_that_is_unspent_again_is_reported_no_longer(rig: Rig, is_ba
     reported = (
         "payment tr_1 was published and is not mined for long, since 2025-11-20T22:33:20.000Z"
     )
-    end = "; if its node refuses it for good: rpcsvc payouts close tr_1 --note TEXT"
+    end = "; if its node refuses it permanently: rpcsvc payouts close tr_1 --note TEXT"
     assert await rig.payments.conditions() == faults(reported + end)
 
 
@@ -971,7 +971,7 @@ async def test_payment_that_makes_no_progress_is_reported_in_time(rig: Rig) -> N
     rig.clock.now += 1
     reported = (
         "payment tr_1 is signed and the network does not take it, since 2025-11-20T22:33:20.000Z"
-        "; if its node refuses it for good: rpcsvc payouts close tr_1 --note TEXT"
+        "; if its node refuses it permanently: rpcsvc payouts close tr_1 --note TEXT"
     )
     assert await rig.payments.conditions() == faults(reported)
     assert (await rig.payments.publish(made)).outcome is Outcome.PENDING
