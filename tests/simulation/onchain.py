@@ -295,7 +295,6 @@ class OnchainUniverse(Universe):
         self.operator_addresses = own | {"monero": monero_address(seed, "operator")}
         self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
-        # When a deposit for which nothing is signed was last taken back.
         is_early = self.chain_faults != ChainFaults() and chance.random() < _EARLY
         # One who restores loses what followers and receivers were told since the copy, and the sum
         # of the deposits that count early.
