@@ -418,7 +418,7 @@ async def test_wallet_that_still_offers_spent_outputs_signs_nothing(rig: Rig) ->
     assert len(await rig.all()) == 1
 
 
-async def test_money_of_a_settled_payment_is_spent_for_good(rig: Rig) -> None:
+async def test_money_of_a_settled_payment_is_spent_permanently(rig: Rig) -> None:
     made = await rig.published(transfer("tr_1"))
     rig.node.known[made.txid or ""] = rig.node.top - 50
     assert (await rig.payments.look_up(made)).outcome is Outcome.SETTLED
