@@ -122,32 +122,10 @@ class Scenario(NamedTuple):
     hot: Holding = RICH
     withdrawn: Mapping[str, int] = MappingProxyType({})
     strike: Literal[
-        "kill",
-        "pause",
-        "contest",
-        "cut",
-        "copy",
-        "rob",
-        "resume",
-        "keep",
-        "leave",
-        "ban",
-        "raise",
-        "slow",
-        "block",
-        "lag",
-        "reorganise",
-        "forget",
-        "hide",
-        "branch",
-        "reindex",
-        "prune",
-        "displace",
-        "fail_over",
-        "fall_behind",
-        "hang",
-        "take_inputs",
-    ] = "kill"
+        "kill", "pause", "contest", "cut", "copy", "rob", "resume", "keep", "leave", "ban", "raise",
+        "slow", "block", "lag", "reorganise", "forget", "hide", "branch", "reindex", "prune",
+        "displace", "fail_over", "fall_behind", "hang", "take_inputs",
+    ] = "kill"  # fmt: skip
     nodes: int = 1
     chains: int = 1
     xmr: tuple[int, int] | None = None

@@ -285,11 +285,11 @@ class OnchainUniverse(Universe):
             each.chain.replacing = partial(self._keep_branch, each.nodes, each.outside)
             each.chain.submitting = partial(self._submitted, _USDC_ON_RECORD)
         self._block_seconds = chance.choice([10, 20])
-        self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
-        self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0, "bans": 0}
-        self.counts |= {"losses": 0, "verified": 0, "rotations": 0, "restores": 0, "kept": 0}
-        self.counts |= {"failovers": 0, "late": 0, "closed": 0, "hangs": 0, "misdirected": 0}
-        self.counts |= {"unproven": 0, "rivals": 0}
+        self.counts |= dict.fromkeys(
+            ["reorganisations", "daemons", "cheats", "resumed", "torn", "drills", "withdrawals",
+             "signed", "robberies", "bans", "losses", "verified", "rotations", "restores", "kept",
+             "failovers", "late", "closed", "hangs", "misdirected", "unproven", "rivals"], 0
+        )  # fmt: skip
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         own = dict.fromkeys(self.evms, evm_address(seed, "operator"))
         self.operator_addresses = own | {"monero": monero_address(seed, "operator")}

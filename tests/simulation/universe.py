@@ -316,18 +316,10 @@ class Universe:
         self._late: list[tuple[Order, random.Random]] = []
         self._followers: list[Follower] = []
         self._reading: list[asyncio.Task[None]] = []
-        self.counts = {
-            "kills": 0,
-            "pauses": 0,
-            "outages": 0,
-            "cuts": 0,
-            "steps": 0,
-            "calls": 0,
-            "http": 0,
-            "unanswered": 0,
-            "messages": 0,
-            "events": 0,
-        }
+        self.counts = dict.fromkeys(
+            ["kills", "pauses", "outages", "cuts", "steps",
+             "calls", "http", "unanswered", "messages", "events"], 0
+        )  # fmt: skip
         self.is_striking = False
         self._failed_over_at = 0
         # The error of the universe itself, with which the run ends.
