@@ -306,9 +306,10 @@ CREATE INDEX reservations_by_client ON reservations (client) WHERE kind = 'unfun
 
 -- The sums of reservations, kept by the triggers below: of a network in all ('total'), and of its
 -- unfunded ones by who asked: anybody ('all'), callers known by an address alone ('by_address'), each
--- client. The scope 'unfinal' has the sums of unfinal_deposits. On the network '' a client's unfunded orders are counted. A transaction that adds to a sum
--- checks it before it commits, so that no two orders reserve the same money. A wallet's total is
--- written before its other sums: two writers that wait for it do not wait for each other.
+-- client. The scope 'unfinal' has the sums of unfinal_deposits. On the network '' a client's unfunded
+-- orders are counted. A transaction that adds to a sum checks it before it commits, so that no two
+-- orders reserve the same money. A wallet's total is written before its other sums: two writers that
+-- wait for it do not wait for each other.
 CREATE TABLE reservation_sums (
     scope   TEXT    NOT NULL,
     network TEXT    NOT NULL,
