@@ -286,7 +286,7 @@ class EvmClient:
 
     async def submit(self, raw: bytes) -> EvmSubmissionResult:
         """Publish a signed transaction. Repeating it is safe."""
-        (said,) = await self.submit_each([raw])
+        (said,) = await self._published([raw])
         if isinstance(said, RpcFailure):
             raise said
         return said
@@ -296,6 +296,9 @@ class EvmClient:
 
         Repeating it is safe.
         """
+        return await self._published(raws)
+
+    async def _published(self, raws: Sequence[bytes]) -> list[EvmSubmissionResult | RpcFailure]:
         calls = [("eth_sendRawTransaction", ["0x" + raw.hex()]) for raw in raws]
         answers = await self.rpc.publish_each(calls)
         return [self._submitted(raw, answer) for raw, answer in zip(raws, answers, strict=True)]
