@@ -1,6 +1,6 @@
 """The operator's possible loss from a locked rate: figures and plot of docs/operate/economics.md.
 
-``python -m tools.economics`` writes both anew.
+``python -m tools.economics`` writes both again.
 
 ``figures`` plays orders on random price paths through the order machine. The payer knows the whole
 path beforehand and pays at the time that is best for him: no payer can do better.

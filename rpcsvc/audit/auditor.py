@@ -88,7 +88,7 @@ class Auditor:
         raise AssertionError("unreachable")
 
     async def _poll_once(self) -> AuditReport:
-        """Heads first: what they hold of ours was on record before it was published."""
+        """Compare once. Heads come first: what they hold of ours is on record by then."""
         heads = [await reader.head() for reader in self._evm]
         self._progress("asking the Monero wallet to catch up with its node", 0, 1)
         top = await self._monero.head()
@@ -137,7 +137,7 @@ async def open_auditor(
 
 
 class AuditLoop:
-    """Audits every ``seconds`` (0: never); a difference pauses payouts, if it is to.
+    """Audits every ``seconds`` (0: never). With ``pause_on_difference`` it pauses payouts.
 
     A difference pauses payouts once: the operator who resumes them has seen it. After a later
     restart it pauses them again. Ether of unknown origin pauses nothing: anyone can send it. Nor

@@ -263,7 +263,7 @@ class _Work(Struct):
     tops: dict[str, int] = field(default_factory=dict)
 
     def index_orders(self) -> None:
-        """Read the orders for what is looked up among all of them."""
+        """Index the orders, for rules that look something up among all of them."""
         for order in self.books.orders:
             self.addresses.add(order.deposit_address.lower(), order.order_id)
             self.transfers.update((item.transfer_id, None) for item in order.transfers)
@@ -340,7 +340,7 @@ class _Work(Struct):
     def _unattributed(
         self, network: str, arrivals: Iterable[Arrival], wallet: str | None, since: int
     ) -> Iterator[str]:
-        """Money at deposit addresses that no order has: of orders that the database has lost."""
+        """Yield money at addresses of no order: the database has lost the order."""
         own = (wallet or "").lower()
         reported, unit = self.books.annotations_on(network), "XMR" if network == MONERO else "USDC"
         for item in arrivals:
@@ -356,7 +356,7 @@ class _Work(Struct):
                 )
 
     def note_unfound(self) -> None:
-        """Annotations of transactions that are on none of the chains read."""
+        """Note annotations of transactions that the chains read do not show."""
         found = {(item.network, item.txid) for item in self.annotated}
         for item in self.books.annotations:
             if item.network in self.chains and (item.network, item.txid) not in found:
@@ -368,7 +368,7 @@ class _Work(Struct):
                 yield Difference("deposit_address", address, "1 order", f"{len(orders)} orders")
 
     def _orphans(self, payments: Mapping[str, PaymentEntry]) -> Iterator[Difference]:
-        """A payment for an order's transfer that no order has, or for no known withdrawal.
+        """Yield payments for transfers that no order has, and that are no withdrawal.
 
         Of several payments under one id the last counts.
         """

@@ -190,9 +190,9 @@ class EvmReceipts(Struct):
         return head.number - receipt.block_number >= self.network.failed_after
 
     def _read(self, receipt: Receipt) -> MinedTransaction:
-        """A chain whose oracle gives a fee for L1 has it in each receipt.
+        """Return the cost of a transaction, None where a part of it is not known.
 
-        How the operator fee is reckoned depends on the chain's release, which no receipt says.
+        The operator fee follows from the chain's release, which no receipt names.
         """
         lacks_l1 = self.network.l1_fee_oracle is not None and receipt.l1_fee is None
         cost = receipt.gas_used * receipt.gas_price + (receipt.l1_fee or 0)
@@ -201,7 +201,7 @@ class EvmReceipts(Struct):
 
 
 async def each(items: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list[tuple[str, T]]:
-    """Ask about each, some at once."""
+    """Ask about each item, a bounded number at once; return the answers."""
     wanted: Sequence[str] = list(items)
     answers: list[tuple[str, T]] = []
     for at in range(0, len(wanted), _AT_ONCE):
@@ -255,10 +255,9 @@ class EvmReader:
         self._receipts = EvmReceipts(network, client, memory)
 
     async def head(self) -> Block:
-        """The newest block. It is asked for before the books are copied.
+        """The newest block, asked for before the books are copied.
 
-        So whatever it has of ours was recorded when the copy was made: it is signed, committed,
-        and only then published.
+        They then have each transaction of ours up to it, committed before it was published.
         """
         found = await self._client.chain_id()
         if found != self.network.chain_id:
@@ -423,7 +422,7 @@ class EvmReader:
         name = self._client.rpc.endpoint.name
         events = read_answer(list[_Event], name, _GET_LOGS, items)
         moves = (_move(item, name) for item in events if not item.removed)
-        # Anyone can move nothing in anybody's name.
+        # Anyone can make an event of 0 units in anybody's name.
         return {key: move for key, move in moves if move.units > 0}
 
     # --- state ---------------------------------------------------------------------------------

@@ -454,7 +454,7 @@ class MoneroReader:
         return header is None or header.hash != watched.hash
 
     async def _require_same(self, head: BlockHeader) -> None:
-        """The wallet has scanned no further, and the block is still there."""
+        """Raise ChainMoved if the wallet has scanned further, or the block was replaced."""
         scanned, now = await self._wallet.height(), await self._node.header_at(head.height)
         if scanned != head.height + 1 or now is None or now.hash != head.hash:
             raise ChainMoved(f"the Monero chain went on from block {head.height}")

@@ -164,7 +164,7 @@ def _refund_amount(order: OrderEntry, transfer: TransferEntry, spent: int) -> It
 
 
 def _payout_amount(order: OrderEntry, transfer: TransferEntry) -> Iterator[Difference]:
-    """Each deposit at its own rate; those without one at a rate that the order was priced at."""
+    """Compare a payout with its deposits: each at its own rate, or at one of the order's."""
     spent = [d for d in order.deposits if d.transfer_id == transfer.transfer_id]
     rates = (*reversed(order.rates), order.price.rate)
     due = [_due(order, spent, rate) for rate in rates]
@@ -304,14 +304,14 @@ def transfer_differences(
 
 
 def _closed(transfer: TransferEntry, found: Sighting | None) -> Iterator[Difference]:
-    """The operator says that it was paid otherwise, or is his to pay."""
+    """Yield a difference if a transfer that the operator has closed is paid on its chain."""
     if found is not None and found.block is not None and found.paid:
         unit = "XMR" if transfer.network == MONERO else "USDC"
         yield _amounts("paid_though_closed", transfer, 0, found.paid, unit)
 
 
 def _payment(transfer: TransferEntry, payment: PaymentEntry | None) -> Iterator[Difference]:
-    """The wallet's record of a transfer is of this transfer."""
+    """Compare a transfer with the wallet's record of it."""
     if payment is None:
         if transfer.txid is not None:
             yield Difference("payment", transfer.transfer_id, transfer.txid, "no payment on record")

@@ -66,7 +66,7 @@ def _by_txid(payments: Iterable[PaymentEntry]) -> Iterator[tuple[str, PaymentEnt
 
 
 def _is_due(departure: Departure, books: Books, since: int) -> bool:
-    """Return whether it must be on record: not if the wallet made it before there was a service.
+    """Return whether a departure must be on record: not if it is older than the service.
 
     A copy of the database from before the service's first scan does not say when that was.
     """
@@ -74,7 +74,7 @@ def _is_due(departure: Departure, books: Books, since: int) -> bool:
 
 
 def _may_pay(departure: Departure, books: Books) -> bool:
-    """Return whether it looks like the payment of an open transfer."""
+    """Return whether a departure looks like the payment of an open transfer."""
     found = may_pay(books, MONERO, departure.txid, departure.destinations, departure.units)
     return bool(found)
 
@@ -399,7 +399,7 @@ def ether_notes(books: Books, facts: EvmFacts) -> Iterator[str]:
         yield (
             f"block {books.openings[network].block} of {network}, where the hot wallet's ether was"
             " looked at first, is not on the chain: the ether was not compared. The service looks"
-            " anew, at its next start at the latest"
+            " again, at its next start at the latest"
         )
     elif ether.cost_unknown:
         yield (
@@ -438,10 +438,9 @@ def _said(books: Books, network: str) -> dict[str, int]:
 
 
 def _unrecognised(books: Books, facts: EvmFacts) -> list[str]:
-    """Return the first transactions that took USDC from our addresses and are on no record: their
-    gas was ours.
+    """Return the first transactions off record that took USDC from our addresses, at our gas.
 
-    Such as the sweeps that an older copy of the database does not know.
+    Sweeps that an older copy of the database lacks are such transactions.
     """
     known = SpilledDict[str, None](
         None, ((txid, None) for txid, _ in _by_txid(books.payments_on(facts.network)))

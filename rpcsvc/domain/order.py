@@ -119,8 +119,8 @@ class TransferState(StrEnum):
     """How far an outgoing transfer has come (design part 4, write-ahead payouts).
 
     PLANNED: decided, nothing signed. PREPARED: signed bytes and transaction id are committed.
-    PUBLISHED: the network has it. UNKNOWN: it may have it. SETTLED and FAILED are what the
-    network says for good. CANCELLED: before anything was signed.
+    PUBLISHED: the network has it. UNKNOWN: it may have it. SETTLED and FAILED are final
+    on the network. CANCELLED: before anything was signed.
     """
 
     PLANNED = "planned"
@@ -363,7 +363,7 @@ class Terms(Struct, frozen=True):
     def payout(self, units_by_rate: Mapping[int, int], *, is_priced: bool) -> tuple[int, int]:
         """The payout for deposits by their rates, and the integrator's fee within it.
 
-        ``is_priced``: each of them has its rate for good, none is being priced now.
+        ``is_priced``: each of them has its final rate, none is being priced now.
         """
         output, integrator_fee = self.price.payout(self.direction, units_by_rate)
         if self.receive_amount is not None:

@@ -82,11 +82,6 @@ def read_bool(result: bytes) -> bool:
     return number == 1
 
 
-def read_bytes32(result: bytes) -> bytes:
-    """A call's result that is one bytes32."""
-    return bytes32_word(result)
-
-
 def read_address(word: bytes) -> str:
     """An ABI word that is an address; in EIP-55 form."""
     if any(bytes32_word(word)[:12]):
@@ -294,13 +289,6 @@ def permit_call(permit: Permit, signature: Signature) -> bytes:
     return _PERMIT_CALL + head + amounts + signature.words()
 
 
-def permit_call_bytes(permit: Permit, signature: bytes) -> bytes:
-    """The call ``permit`` with the signature as bytes, of FiatToken 2.2 on."""
-    head = address_word(permit.owner) + address_word(permit.spender)
-    amounts = uint_word(permit.units) + uint_word(permit.deadline)
-    return _PERMIT_CALL_BYTES + _with_bytes(head + amounts, signature)
-
-
 def _with_bytes(static: bytes, tail: bytes) -> bytes:
     """Static words, then one dynamic bytes: its offset, and itself at the end."""
     return static + uint_word(len(static) + WORD) + _bytes_tail(tail)
@@ -315,7 +303,6 @@ _AUTHORIZED_RECEIPT: Final = selector(f"receiveWithAuthorization{_AUTHORIZED}{_V
 _AUTHORIZED_TRANSFER_BYTES: Final = selector(f"transferWithAuthorization{_AUTHORIZED}bytes)")
 _AUTHORIZED_RECEIPT_BYTES: Final = selector(f"receiveWithAuthorization{_AUTHORIZED}bytes)")
 _PERMIT_CALL: Final = selector(_PERMIT + _VRS)
-_PERMIT_CALL_BYTES: Final = selector(_PERMIT + "bytes)")
 
 _TRANSFER_TYPE: Final = keccak256(b"TransferWithAuthorization" + _AUTHORIZATION_FIELDS)
 _RECEIVE_TYPE: Final = keccak256(b"ReceiveWithAuthorization" + _AUTHORIZATION_FIELDS)

@@ -252,7 +252,7 @@ class DiscoveryHttp:
         self.caches = tuple(DocumentCache(document, clock) for document in documents)
 
     def renew(self, documents: Iterable[Document]) -> None:
-        """Serve the same documents made anew: what they tell of the service has changed."""
+        """Serve these documents in place of those before: what they tell has changed."""
         for cache, document in zip(self.caches, documents, strict=True):
             cache.replace(document)
 

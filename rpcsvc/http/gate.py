@@ -413,11 +413,11 @@ class Gate:
         self._wrong_tokens = WrongTokens()
         self._limiters: dict[str, RateLimiter] = {}
         self.follow(settings.rate_limit)
-        # Of clients with a limit of their own, by that limit: one that is set anew begins anew.
+        # Of clients with a limit of their own, by that limit: one that is set again starts full.
         self._client_orders: dict[int, RateLimiter] = {}
 
     def follow(self, limit: RateLimitSettings) -> None:
-        """Have these limits from now on. A budget whose limit is another begins anew."""
+        """Replace the limits. A budget whose limit has changed starts full."""
         if not limit.enabled:
             return
         for name, per_minute in (

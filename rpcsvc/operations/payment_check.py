@@ -150,5 +150,5 @@ def _problem(found: Mismatch) -> PaymentProblem:
 def _next(order: Order, *, is_safe: bool) -> Json:
     if is_safe:
         return action("sign_and_send", "It is what the order waits for: have it signed and sent.")
-    text = "Don't have it signed. Make the payment anew from fundingInstructions."
+    text = "Don't have it signed. Make another payment from fundingInstructions."
     return look_again(order, text)

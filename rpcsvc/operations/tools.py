@@ -58,7 +58,7 @@ PLAN_SWAP: Final = Tool(
         " missingInputs. Every argument may be left out. Use it to find out what to ask the user;"
         " for a price use get_quote.",
         effects=f"{_NONE} No price is locked.",
-        again="checks anew; call it as often as the plan changes.",
+        again="checks again; call it as often as the plan changes.",
     ),
 )
 GET_QUOTE: Final = Tool(
@@ -164,7 +164,7 @@ CHECK_PAYMENT: Final = Tool(
         " and contract, a payment URI, or address, amount, asset and chain. Have it signed only if"
         " data.paymentCheck.safeToSend is true. Never send a signed transaction, a key or a seed.",
         auth="the orderId alone.",
-        again="checks anew against what is due then; call it again after each change.",
+        again="checks again, against what is due then; call it again after each change.",
     ),
 )
 FUND_SWAP: Final = Tool(

@@ -18,7 +18,7 @@ from rpcsvc.domain.webhooks import Webhook
 
 
 class RateBounds(NamedTuple):
-    """Where a published rate has to be; it is no evidence once it is ``max_age_ms`` old."""
+    """The bounds of a published rate, which is no evidence once it is ``max_age_ms`` old."""
 
     least: int
     most: int

@@ -124,7 +124,7 @@ def unobserved(_writes: int, _seconds: float) -> None:
 
 
 class BooksUnreadable(Exception):
-    """There is no database, or it can't be read; the message says why."""
+    """The database is missing, or can't be read; the message says why."""
 
 
 def insert(table: str, columns: Iterable[str]) -> str:

@@ -407,7 +407,7 @@ class OperatorBooks:
         return found
 
     async def unswept(self) -> dict[str, UnsweptTotal]:
-        """UnsweptTotal USDC by network."""
+        """Unswept USDC by network."""
         arriving = {row["network"]: int(row["units"]) for row in await self._db.fetch(_ARRIVING)}
         held = {
             row["network"]: (int(row["units"]), row["addresses"])

@@ -46,7 +46,7 @@ SAMPLE = 100_000  # how many order ids a seeded store gives back at most
 IDENTITY = frozenset(
     {"order_id", "session_id", "deposit_address", "transfer_id", "txid", "idempotency_key"}
 )
-# Shared by all orders, or written anew (_COPY_HISTORY), so never copied with one.
+# Shared by all orders, or written again (_COPY_HISTORY), so never copied with one.
 SHARED_TABLES = frozenset(
     {"event_log", "sandbox_blocks", "sandbox_chains", "sandbox_settings", "tickets"}
 )
@@ -87,7 +87,7 @@ def service(
     env |= UNBOUNDED
     if checkout is None:  # older code may know no clients
         env["RPCSVC_CLIENTS"] = orjson.dumps({"limited": _limited_client()}).decode()
-    # Stored answers contain the site's URL: under another port all would be rendered anew.
+    # Stored answers contain the site's URL: under another port all would be rendered again.
     env["RPCSVC_SITE_URL"] = "https://bench.example"
     env["RPCSVC_SIGNING__ENABLED"] = str(signs).lower()
     env |= more or {}

@@ -119,7 +119,7 @@ class Watching:
             looked_after(up),
         ):
             orders = await _open_orders(up, count)
-        # Opened anew, as after a restart. No background loop runs between the passes.
+        # Opened again, as after a restart. No background loop runs between the passes.
         up = await opened.enter_async_context(in_process(stack, data_dir, xmr_addresses=LEAST_POOL))
         return Watcher(stack, up, (orders[0], orders[-1]))
 

@@ -176,21 +176,21 @@ async def test_payment_with_an_unsigned_answer_can_be_sent_again(
     assert debits(served) == PAID
 
 
-async def test_payment_signed_anew_has_the_same_nonce(served: Served, line: FaultyLine) -> None:
+async def test_payment_signed_again_has_the_same_nonce(served: Served, line: FaultyLine) -> None:
     wallet, swap = Wallet(*[lost_before] * QUICK.attempts, line=line), wanted()
     async with client_of(line.url) as client:
         placed = await client.create(swap)
         with pytest.raises(PaymentUnknown) as unknown:
             await client.fund(swap, placed, wallet.address, wallet.sign)
-    anew = Wallet()
+    other = Wallet()
     async with client_of(served.url) as client:
-        await client.fund(swap, placed, anew.address, anew.sign)
+        await client.fund(swap, placed, other.address, other.sign)
         # The first payment is delayed, and arrives last.
         # Taken only if both were signed in one second, and the deposit is not seen yet.
         with suppress(Refused):
             await client.send_payment(placed.order_id, unknown.value.payment)
         await completed(client, placed)
-    nonces = {each["message"]["nonce"] for each in [*wallet.signed, *anew.signed]}
+    nonces = {each["message"]["nonce"] for each in [*wallet.signed, *other.signed]}
     assert (len(nonces), debits(served)) == (1, PAID)
 
 

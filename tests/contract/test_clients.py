@@ -528,7 +528,7 @@ async def test_sidecar_keeps_to_its_clients_limits(tmp_path: Path) -> None:
         assert client_of(sidecar, next(each for each in made if isinstance(each, str))) == "desk"
 
 
-async def test_sidecar_takes_no_spread_of_its_own(tmp_path: Path) -> None:
+async def test_sidecar_takes_no_spread_of_its_own() -> None:
     with pytest.raises(SettingsError, match="no spread_bps with the engine upstream"):
         load_settings(
             config_file=None,

@@ -191,7 +191,7 @@ async def test_wrong_scope_in_a_reload_leaves_caps_as_they_are(tmp_path: Path) -
 
 
 async def test_replica_that_takes_over_has_what_was_reloaded(tmp_path: Path) -> None:
-    """A standby that is reloaded makes its surfaces anew when it gets the lease."""
+    """A standby that is reloaded makes its surfaces again when it gets the lease."""
     async with serving(tmp_path, rate_limit__enabled=True) as served:
         reload(served, rate_limit__requests_per_minute=77, orders__max_swap_usd=1_000)
         taken_over = test_utils.TestClient[Any, Any](EdgeServer(web_app(served.up), None))

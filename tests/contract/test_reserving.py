@@ -19,7 +19,6 @@ from tests.sandbox import give_wallets
 HELD = {"monero": 1_500 * 10**12}
 USDC_HELD = 250_000 * 10**6
 ATTACKER, HONEST = "203.0.113.7", "198.51.100.9"
-BEHIND_PROXY = {"trusted_proxies": "127.0.0.0/8", "AGENT_RPC_TOKEN": TOKEN}
 X2U = {"direction": "x2u", "chain": "arbitrum", "to": EVM}
 U2X = {"direction": "u2x", "chain": "arbitrum", "to": MONERO}
 Json = dict[str, Any]

@@ -295,7 +295,7 @@ async def test_rotation_now_is_seamless_for_clients_that_refetch(
     assert {key["kid"] for key in old_keys["keys"]} < {key["kid"] for key in keys["keys"]}
 
 
-async def test_status_answers_are_attested_anew_after_a_rotation(served: Served) -> None:
+async def test_status_answers_are_attested_again_after_a_rotation(served: Served) -> None:
     made = (await served.post("/agent/swap/create", SWAP)).body["data"]
     order = made["order"]
     signer = served.up.signer

@@ -15,7 +15,7 @@ from typing import NamedTuple
 class SeenOrder(NamedTuple):
     """The order that an idempotency key has, as of one call: its version, 0 if it was not found.
 
-    None: the call was a create, whose answer is the first one for good. The order is there then.
+    None: the call was a create, whose answer is permanently the first one. The order is there then.
     """
 
     key: str

@@ -68,7 +68,7 @@ class User(Caller):
                 await action()
 
     async def fund(self) -> None:
-        """A deposit for one of the latest orders; two at once now and then. Raises Gone."""
+        """A deposit for one of the latest orders; sometimes two at once. Raises Gone."""
         if not self.placed:
             return
         placed = self.random.choice(self.placed[-8:])

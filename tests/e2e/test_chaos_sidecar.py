@@ -121,7 +121,7 @@ def _rows(data_dir: Path, query: str) -> list[Any]:
 async def crash_in_turn(
     services: Sequence[KillableService], line: BadLine, seed: int, over: asyncio.Event
 ) -> None:
-    """Kill one service or the other at random moments, now and then both; then set ``over``."""
+    """Kill one service or the other at random moments, sometimes both; then set ``over``."""
     drawn, end = random.Random(f"{seed} crashes"), time.monotonic() + SECONDS
     exchange = services[0]
     while time.monotonic() < end or min(each.crashes for each in services) < CRASHES:

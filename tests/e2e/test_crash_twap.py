@@ -60,7 +60,7 @@ ENVIRON = {
 
 @dataclass
 class Client:
-    """Orders, funds once and follows to the end; begins anew after a crash, with the same key."""
+    """Orders, funds once and follows to the end; begins again after a crash, with the same key."""
 
     data_dir: Path
     direction: str

@@ -301,7 +301,7 @@ class Monero:
         return {"in": came, "out": went}
 
 
-def auditor_of(data_dir: Path, count: int, node: Node, monero: Any) -> Auditor:
+def auditor_of(data_dir: Path, node: Node, monero: Any) -> Auditor:
     memory = AuditMemory(data_dir)
     network = evm_network("arbitrum", 42161, TOKEN)
     return Auditor(
@@ -316,7 +316,7 @@ def auditor_of(data_dir: Path, count: int, node: Node, monero: Any) -> Auditor:
 
 def audit(data_dir: Path, count: int, audits: int = 2) -> list[AuditReport]:
     """Reports of audits by one process."""
-    auditor = auditor_of(data_dir, count, Node(count), Monero(count))
+    auditor = auditor_of(data_dir, Node(count), Monero(count))
 
     async def all_of_them() -> list[AuditReport]:
         return [await auditor.audit() for _ in range(audits)]

@@ -25,7 +25,7 @@ from tests.mutants.planting import planted
 _ENGINES: Final = {"onchain": 0.85, "sandbox": 0.15}
 # The simulation's status when it ended before the first universe was over.
 _NONE_OVER: Final = os.EX_TEMPFAIL
-# So long (s) the runs of a scenario may take.
+# How long (s) the runs of a scenario may take.
 _MOST_OF_CUTS: Final = 1_200
 # What says what is wrong: of a seed, of a scenario, of a test.
 _WRONG: Final = re.compile(r"seed \d|[a-z-]+ --at |FAILED |E ")

@@ -461,7 +461,7 @@ MUTANTS: Final = (
         " tests/unit/test_cli_close.py has it",
     ),
     Mutant(
-        "xmr-signed-anew",
+        "xmr-signed-again",
         "an absent XMR payout is signed again in place of published again",
         "        answer = await self._connection.node.submit(payment.raw)",
         "        again = await self._connection.wallet.prepare(\n"

@@ -335,7 +335,7 @@ class Miner:
             await bank.store()
             return txid
 
-    async def offer_anew(self) -> None:
+    async def offer_again(self) -> None:
         """Resubmit the bank's payments that monerod abandoned while blocks were replaced.
 
         They would stay in the pool, unmined. Payments of other wallets are not resubmitted.

@@ -71,7 +71,7 @@ async def swap(run: Exchange, at: Server, title: str, params: dict[str, Any]) ->
 
 
 async def follow(run: Exchange, at: Server, order_id: str) -> dict[str, Any]:
-    """Print each new status and mine a block now and then, until the order is completed."""
+    """Print each new status and mine a block from time to time until the order is completed."""
     last = "awaiting_deposit"
 
     async def poll() -> dict[str, Any] | None:

@@ -238,7 +238,7 @@ async def details(at: Server, order_id: str) -> dict[str, Any]:
 async def reaches(
     stack: Exchange, at: Server, order_id: str, wanted: str, *, mine: bool = True
 ) -> dict[str, Any]:
-    """Wait, with a block now and then, until the order has a status."""
+    """Wait, with a block from time to time, until the order has a status."""
 
     async def poll() -> dict[str, Any] | None:
         order = await status(at, order_id)
@@ -252,7 +252,7 @@ async def reaches(
 
 
 async def swept(stack: Exchange) -> None:
-    """Mine now and then until the database has all USDC as swept.
+    """Mine from time to time until the database has all USDC as swept.
 
     A completed order does not imply it: sweeps are independent of orders.
     """

@@ -176,7 +176,7 @@ class Soak:
         async with self.stack.node as node:
             await pop_blocks(node, depth)
         await self.stack.miner.mine(depth + 1)
-        await self.stack.miner.offer_anew()
+        await self.stack.miner.offer_again()
 
     async def _reorganise_evm(self) -> None:
         await self.stack.controls.reorganise(self._random.randint(1, _DEEPEST))

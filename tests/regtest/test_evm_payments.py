@@ -129,7 +129,7 @@ async def test_two_at_once_get_no_nonce_in_common(payer: EvmPayer) -> None:
 # --- refused before signing --------------------------------------------------------------------
 
 
-async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(payer: EvmPayer) -> None:
+async def test_destination_that_can_not_be_paid_is_rejected(payer: EvmPayer) -> None:
     wrong = USER.swapcase().replace("0X", "0x")
     zero = "0x" + "0" * 40
     for address in (payer.token.address, zero, HOT, KEYS.address(1), wrong, USER[:-1], "4" * 95):

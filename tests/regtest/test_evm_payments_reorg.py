@@ -212,9 +212,7 @@ async def test_settled_payout_deep_again_before_a_check_is_silent(
 
 
 @pytest.mark.parametrize("by", ["another transaction", "the blacklist"])
-async def test_settled_payout_that_cannot_return_is_reported_for_good(
-    payer: EvmPayer, by: str
-) -> None:
+async def test_settled_payout_that_cannot_return_is_reported(payer: EvmPayer, by: str) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
     connection, payment = (
@@ -463,7 +461,7 @@ async def test_receipt_of_a_block_off_the_chain_settles_nothing(
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
 
 
-async def test_a_conflict_is_counted_anew_when_its_block_is_replaced(payer: EvmPayer) -> None:
+async def test_a_conflict_is_counted_again_when_its_block_is_replaced(payer: EvmPayer) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))
     await payer.controls.mine(2)
@@ -592,9 +590,7 @@ async def test_unprovable_payout_holds_no_usdc_and_no_sweep(
     assert "makes the same payout" in (await payer.payments.conditions())[0].text
 
 
-async def test_failure_of_a_record_that_changed_is_not_reported(
-    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failure_of_a_record_that_changed_is_not_reported(payer: EvmPayer) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))
     assert (await payer.pay(transfer)).outcome is Outcome.UNKNOWN

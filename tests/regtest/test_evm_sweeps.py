@@ -721,7 +721,7 @@ async def refused_again(own: EvmPayer, sweep: Sweep) -> None:
     assert not (await mined(own.token.client, payment.latest.txid)).ok
 
 
-async def test_a_deposit_back_after_its_sweep_failed_is_swept_anew(own: EvmPayer) -> None:
+async def test_a_deposit_back_after_its_sweep_failed_is_swept_again(own: EvmPayer) -> None:
     sweep = await deposit_and_sweep_gone(own)
     await refused_again(own, sweep)
     await own.token.mint(KEYS.address(2), 5 * USDC)
@@ -732,14 +732,14 @@ async def test_a_deposit_back_after_its_sweep_failed_is_swept_anew(own: EvmPayer
     failed = await own.ledger.payment(sweep.payment_id or "")
     assert failed is not None
     assert failed.state is EvmPaymentState.FAILED
-    (anew,) = await own.ledger.sweeps_under_way(NETWORK)
-    assert (anew.serial, anew.payment_id) == (2, f"sweep-{NETWORK}-2-2")
+    (second,) = await own.ledger.sweeps_under_way(NETWORK)
+    assert (second.serial, second.payment_id) == (2, f"sweep-{NETWORK}-2-2")
     await finish(own)
     assert await own.token.balance(HOT) == 5 * USDC
     assert not (await all_left(own) or own.sweeps.conditions() or await own.payments.conditions())
 
 
-async def test_a_deposit_gone_for_good_leaves_a_void_sweep(own: EvmPayer) -> None:
+async def test_a_deposit_gone_permanently_leaves_a_void_sweep(own: EvmPayer) -> None:
     sweep = await deposit_and_sweep_gone(own)
     await refused_again(own, sweep)
     await settle_all(own)
@@ -766,7 +766,7 @@ async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: EvmPayer) 
     assert not (own.sweeps.conditions() or await own.payments.conditions())
 
 
-async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: EvmPayer) -> None:
+async def test_a_settled_sweep_whose_nonce_another_took_is_made_again(own: EvmPayer) -> None:
     """On the new branch the same key elsewhere has used its nonce for another transaction."""
     sweep = await deposit_and_sweep_gone(own)
     await own.token.mint(KEYS.address(2), 5 * USDC)
@@ -820,7 +820,7 @@ async def test_a_failed_sweep_that_is_mined_after_all_counts(own: EvmPayer) -> N
     assert not (await own.live() or own.sweeps.conditions())
 
 
-@pytest.mark.parametrize("comes_back", [True, False], ids=["late", "gone for good"])
+@pytest.mark.parametrize("comes_back", [True, False], ids=["late", "gone permanently"])
 async def test_sweep_reorged_below_finality_ends_with_its_deposit(
     own: EvmPayer, comes_back: bool
 ) -> None:
@@ -846,8 +846,8 @@ async def test_sweep_reorged_below_finality_ends_with_its_deposit(
     assert not (own.sweeps.conditions() or await own.payments.conditions())
 
 
-@pytest.mark.parametrize("is_back", [True, False], ids=["back late", "gone for good"])
-async def test_a_permit_and_what_it_let_take_are_made_anew(
+@pytest.mark.parametrize("is_back", [True, False], ids=["back late", "gone permanently"])
+async def test_a_permit_and_what_it_let_take_are_made_again(
     anvil: Anvil, evm: EvmClient, tmp_path: Path, is_back: bool
 ) -> None:
     """Both are settled and reorged out with the deposit. The permit is valid again."""

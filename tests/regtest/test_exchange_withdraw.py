@@ -41,7 +41,7 @@ class Cold:
         )  # fmt: skip
 
     async def reaches(self, name: str, state: str) -> Any:
-        """Wait, with a block now and then, until a withdrawal has a state."""
+        """Wait, with a block from time to time, until a withdrawal has a state."""
 
         async def poll() -> Any:
             await self.stack.mine_in_time()

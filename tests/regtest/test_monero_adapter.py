@@ -300,7 +300,7 @@ async def test_deposit_is_confirmed_by_its_block_on_the_chain(
         calls.clear()
 
 
-async def test_deposit_gone_for_good_is_removed_before_the_next_block(
+async def test_gone_deposit_is_removed_before_the_next_block(
     adapter: Treasury, miner: Miner, node: MonerodClient
 ) -> None:
     await miner.mine()

@@ -101,7 +101,7 @@ async def test_republishing_in_pool_and_chain_pays_once_without_ghost(
     assert await payee.received() == [UNITS]
 
 
-async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(own: Treasury) -> None:
+async def test_destination_that_can_not_be_paid_is_rejected(own: Treasury) -> None:
     stagenet = stagenet_subaddress(bytes(range(64)))
     ours = own.adapter.deposit_address(), await own.wallet.primary_address()
     for address in (stagenet, "4" + "1" * 94, *ours):

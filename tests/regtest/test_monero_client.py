@@ -532,7 +532,7 @@ async def test_fact_popped_and_flushed_payment_is_accepted_again(
 async def test_fact_deep_reorg_refuses_the_bytes_now_and_not_later(
     wallet: WalletClient, node: MonerodClient, miner: Miner
 ) -> None:
-    """Its inputs were reorged out; a payment signed anew would spend others and pay twice."""
+    """Its inputs were reorged out; a payment signed again would spend others and pay twice."""
     await funded(wallet, miner, XMR)
     payment = await prepared(wallet, await wallet.primary_address())
     await pop_blocks(node, SPENDABLE_AGE)

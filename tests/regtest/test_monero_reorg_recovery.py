@@ -108,7 +108,7 @@ async def test_outputs_held_for_an_impossible_payment_are_freed(
     assert await payee.received() == [MORE]
 
 
-async def test_settled_payout_that_cannot_return_is_reported_for_good(
+async def test_settled_payout_that_cannot_return_is_reported(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the new branch another transaction has spent its input: only the operator can pay."""
@@ -177,7 +177,7 @@ async def test_end_refuses_a_payout_that_may_be_mined_yet(
 async def test_end_spends_the_inputs_of_an_undisplaced_payout(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
-    """The node refuses the bytes for good, as when one of its decoys is gone."""
+    """The node refuses the bytes permanently, as when one of its decoys is gone."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     payment = await settled_one(own, transfer)
     await own.adapter.payments.publish(transfer)

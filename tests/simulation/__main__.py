@@ -26,7 +26,7 @@ from tests.simulation.runs import ENGINES, CutShort, Outcome, run
 from tests.simulation.shrink import shrink
 
 ORDERS = 100
-# So long a universe may go on when the time is up.
+# How long a universe may go on when the time is up.
 _MORE_SECONDS = 10
 
 

@@ -72,26 +72,26 @@ _OF_A_BRANCH: Final = ("audit: deposit_not_credited of", "audit: deposit_missing
 _OF_A_PAYOUT: Final = "audit: not_on_chain of"
 _REMOVED: Final = "SELECT order_seq FROM event_log WHERE event = 'DepositRemoved'"
 _SHORT: Final = "is short of ether for gas"
-# So long (s) the daemons are gone, or a replica is paused.
+# How long (s) the daemons are gone, or a replica is paused.
 _GONE: Final = 40
-# So long (s) after a pause began nothing is being signed any more.
+# How long (s) after a pause began nothing is being signed any more.
 _LONG_PAUSE: Final = 61
-# So long (s) a node keeps a replaced branch: while replicas start, and some scans.
+# How long (s) a node keeps a replaced branch: while replicas start, and some scans.
 _KEPT: Final = 120
-# So many seconds of commits a standby lacks that takes over.
+# Seconds of commits that a late standby lacks.
 _LATE_SECONDS: Final = 5
 # Blocks of Monero are slower: until a deposit on the branch looks final.
 _KEPT_XMR: Final = 400
-# After so long (s) without the database a replica has lost its lease to another one.
+# How long (s) a replica is without the database until another one has its lease.
 _TAKEN_OVER: Final = 12
 # Blocks that a node lags by, and that are replaced without touching anything final.
 _LAG, _SHALLOW = 60, 2
-# So long (s) a node's index lacks what is in a block, at most.
+# How long (s) a node's index lacks what is in a block, at most.
 _INDEXED: Final = 10
 # Blocks of Monero that a node lacks which answers alone: an order's deposit, and its payout.
 _LATE_BY: Final = 20
-# So long (s) the nodes of one network hang. After so long USDC that was paid on another one counts,
-# and after so long the orders of that one are over.
+# How long (s) the nodes of one network hang; until when USDC that was paid on another one counts,
+# and until when the orders of that one are over.
 _HUNG, _COUNTED, _OVER = 600, 30, 150
 # Piconero of each of many small outputs: a payout takes several.
 _SMALL: Final = XMR // 5
@@ -102,7 +102,7 @@ _STATUS: Final = "SELECT status FROM orders WHERE order_id = ?"
 _UNREAD, _WALLET_LAG = 8, 2
 # Accounts of the wallet that a run derives, at least.
 _ACCOUNTS: Final = 128
-# So long (s) after another the next one pays: it is not signed for together with that one.
+# Seconds from one payment to the next: they are not signed for together.
 _APART: Final = 30
 
 
@@ -122,32 +122,10 @@ class Scenario(NamedTuple):
     hot: Holding = RICH
     withdrawn: Mapping[str, int] = MappingProxyType({})
     strike: Literal[
-        "kill",
-        "pause",
-        "contest",
-        "cut",
-        "copy",
-        "rob",
-        "resume",
-        "keep",
-        "leave",
-        "ban",
-        "raise",
-        "slow",
-        "block",
-        "lag",
-        "reorganise",
-        "forget",
-        "hide",
-        "branch",
-        "reindex",
-        "prune",
-        "displace",
-        "fail_over",
-        "fall_behind",
-        "hang",
-        "take_inputs",
-    ] = "kill"
+        "kill", "pause", "contest", "cut", "copy", "rob", "resume", "keep", "leave", "ban", "raise",
+        "slow", "block", "lag", "reorganise", "forget", "hide", "branch", "reindex", "prune",
+        "displace", "fail_over", "fall_behind", "hang", "take_inputs",
+    ] = "kill"  # fmt: skip
     nodes: int = 1
     chains: int = 1
     xmr: tuple[int, int] | None = None
@@ -548,7 +526,7 @@ class CutUniverse(OnchainUniverse):
     # --- checks --------------------------------------------------------------------------------
 
     def _compare_ether(self) -> None:
-        """Compare with the hot wallet's ether: fees of all payments that wait to be mined."""
+        """Note payments that wait to be mined whose fees together pass the hot wallet's ether."""
         hot = self.hot.lower()
         waiting = [each for each in self.nodes[0].pool.values() if each.sender == hot]
         if sum(each.gas * each.max_fee for each in waiting) > self.evm.state.get(("ether", hot)):
@@ -594,7 +572,7 @@ def cut(name: str, cuts: Sequence[int]) -> Outcome:
 
 
 def cut_everywhere(name: str, size: int = 1, jobs: int = 1) -> Iterator[Outcome]:
-    """Run a scenario once for each set of up to so many effects that it has, ``jobs`` at once.
+    """Run a scenario for each set of up to ``size`` of its effects, ``jobs`` runs at once.
 
     The run that nothing strikes comes first.
     """

@@ -43,8 +43,8 @@ class DaemonModel(Protocol):
         ...
 
     def call_path(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer of a plain JSON path."""
-        ...
+        """The answer of a plain JSON path, of a daemon that has some."""
+        raise LookupError(path)
 
 
 @runtime_checkable
@@ -82,7 +82,7 @@ class Network:
     def __init__(self, loop: asyncio.AbstractEventLoop, chance: random.Random) -> None:
         self._loop = loop
         self._chance = chance
-        self._daemons: dict[str, DaemonModel] = {}
+        self._daemons: dict[str, DaemonModel | SharedName] = {}
         self._outside = copy_context()
         self._outside.run(ACTOR.set, None)
         self.away: list[str] = []
@@ -97,7 +97,7 @@ class Network:
         self.faults = NO_FAULTS
         self.exchanges = 0
 
-    def serve(self, host: str, daemon: DaemonModel) -> str:
+    def serve(self, host: str, daemon: DaemonModel | SharedName) -> str:
         """Let a daemon answer at a host; its URL."""
         self._daemons[f"{host}:80"] = daemon
         return f"http://{host}:80"
@@ -180,7 +180,7 @@ def _each(body: Any) -> list[dict[str, Any]]:
     return body if isinstance(body, list) else [body]
 
 
-def _answered(daemon: DaemonModel, path: str, body: Any) -> bytes:
+def _answered(daemon: DaemonModel | SharedName, path: str, body: Any) -> bytes:
     """Return the answer to a request. One daemon answers all calls of a batch."""
     one = daemon.one(body) if isinstance(daemon, SharedName) else daemon
     if isinstance(body, list):

@@ -10,6 +10,7 @@ import asyncio
 import random
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from rpcsvc.errors import Unavailable
@@ -21,8 +22,8 @@ from rpcsvc.store.group_commit import GroupCommit, StatementRows
 
 LEASE_MS: Final = 10_000
 _SLOWEST_SECONDS: Final = 15
-# So many times as often as others, the answer that a lease was renewed, or a payment recorded or
-# marked as given out, is late: what is next must ask for the lease's time again.
+# How much more often than others the answer is late that a lease was renewed, or a payment recorded
+# or marked as given out: what is next must ask for the lease's time again.
 _LATE_ANSWERS: Final = 100
 # Only the settler changes these; it does so under its lease.
 _SETTLED: Final = (
@@ -30,7 +31,7 @@ _SETTLED: Final = (
 )  # fmt: skip
 # Tables of payments, and the network of a new row in SQL.
 _PAYMENTS: Final = {"evm_payments": "NEW.network", "monero_payments": "'monero'"}
-# So long after a pause, what a replica decided to before is given out.
+# How long (ms) after a pause a replica may give out what it decided to before.
 _PAUSING_MS: Final = 60_000
 
 
@@ -70,7 +71,11 @@ class DatabaseServer:
             " WHEN NEW.token <> OLD.token AND OLD.expires_at > now_ms()"
             " BEGIN SELECT taken_early(OLD.token); END"
         )
-        self.connection.create_function("changed", 0, self._call_changed)
+        hooks = {
+            "changed": 0, "counted": 3, "reserved": 1, "signed": 2, "nonce_taken": 1, "ended": 2,
+        }  # fmt: skip
+        for name, values in hooks.items():
+            self.connection.create_function(name, values, partial(self._call, name))
         self.connection.create_function("signed_in_pause", 1, self._call_signed_in_pause)
         self.connection.create_function("given_out_in_pause", 1, self._call_given_out_in_pause)
         for table in _SETTLED:
@@ -81,7 +86,6 @@ class DatabaseServer:
                 )
         # Called when a deposit counts from now on, with its network, transaction and order.
         self.counted: Callable[[str, str, str], None] = lambda _network, _txid, _order_id: None
-        self.connection.create_function("counted", 3, self._call_counted)
         for change, when in (("INSERT", ""), ("UPDATE", " AND OLD.state <> 'confirmed'")):
             self.connection.execute(
                 f"CREATE TEMP TRIGGER deposits_counted_{change} AFTER {change} ON main.deposits"
@@ -90,7 +94,6 @@ class DatabaseServer:
             )
         # Called when an order without deposits has reserved its payout, with that one's network.
         self.reserved: Callable[[str], None] = lambda _network: None
-        self.connection.create_function("reserved", 1, self._call_reserved)
         self.connection.execute(
             "CREATE TEMP TRIGGER reservations_made AFTER INSERT ON main.reservations"
             " WHEN NEW.kind = 'unfunded' AND NOT EXISTS"
@@ -100,10 +103,8 @@ class DatabaseServer:
         # Called when a payment was signed, before it is on record, with its network and id: what
         # the schema would refuse then must not have been signed.
         self.signed: Callable[[str, str], None] = lambda _network, _payment_id: None
-        self.connection.create_function("signed", 2, self._call_signed)
         # Called when a payment was signed for a nonce that is another's, with the nonce.
         self.nonce_taken: Callable[[int], None] = lambda _nonce: None
-        self.connection.create_function("nonce_taken", 1, self._call_nonce_taken)
         self.connection.execute(
             "CREATE TEMP TRIGGER nonces_taken BEFORE INSERT ON main.evm_payments WHEN EXISTS"
             " (SELECT 1 FROM main.evm_payments p WHERE p.network = NEW.network AND"
@@ -112,7 +113,6 @@ class DatabaseServer:
         )
         # Called when a payment is called settled, or failed, with its table and id.
         self.ended: Callable[[str, str], None] = lambda _table, _payment_id: None
-        self.connection.create_function("ended", 2, self._call_ended)
         for table, network in _PAYMENTS.items():
             self.connection.execute(
                 f"CREATE TEMP TRIGGER {table}_ended AFTER UPDATE OF state ON main.{table} WHEN"
@@ -160,20 +160,9 @@ class DatabaseServer:
         if token not in self._over:
             self.taken_early(token)
 
-    def _call_counted(self, network: str, txid: str, order_id: str) -> None:
-        self.counted(network, txid, order_id)
-
-    def _call_reserved(self, network: str) -> None:
-        self.reserved(network)
-
-    def _call_signed(self, network: str, payment_id: str) -> None:
-        self.signed(network, payment_id)
-
-    def _call_nonce_taken(self, nonce: int) -> None:
-        self.nonce_taken(nonce)
-
-    def _call_ended(self, table: str, payment_id: str) -> None:
-        self.ended(table, payment_id)
+    def _call(self, hook: str, *values: Any) -> None:
+        """Call a hook by its name: it is set after the triggers are made."""
+        getattr(self, hook)(*values)
 
     def _call_signed_in_pause(self, payment_id: str) -> None:
         self.paid_in_pause(f"{payment_id} was signed")
@@ -181,9 +170,6 @@ class DatabaseServer:
     def _call_given_out_in_pause(self, payment_id: str) -> None:
         if payment_id not in self._given_out:
             self.paid_in_pause(f"{payment_id} was given out")
-
-    def _call_changed(self) -> None:
-        self.changed()
 
 
 class SimulatedDatabase:

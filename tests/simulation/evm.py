@@ -1,9 +1,8 @@
 """A model of an EVM chain with USDC: blocks, the network's pool, the token, and who holds what.
 
 The chain is one; each node has a pool of its own, may lag, and may keep a branch that was replaced.
-What people send needs no signature
-(``EvmChain.send``). The state of each past block can be asked for. Sources: EIP-1559, EIP-3009;
-FiatToken 2.
+What people send needs no signature (``EvmChain.send``). The state of each past block can be asked
+for. Sources: EIP-1559, EIP-3009; FiatToken 2.
 """
 
 from __future__ import annotations

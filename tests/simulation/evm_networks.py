@@ -38,7 +38,7 @@ class Terms(NamedTuple):
         return "evm" if self is ARBITRUM else f"evm-{self.name}"
 
     def table(self) -> str:
-        """Its table in the service's file of chains."""
+        """The network's table in the service's file of chains."""
         return f"""
 [chains.{self.name}]
 display_name = "{self.name.title()}"

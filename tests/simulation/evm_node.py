@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.evm.keys import rlp
-from tests.simulation.daemons import CallRefused
+from tests.simulation.daemons import CallRefused, DaemonModel
 from tests.simulation.evm import (
     GWEI,
     Block,
@@ -30,7 +30,7 @@ _FINAL_AFTER: Final = 10
 _FIELDS: Final = 12
 
 
-class EvmNode:
+class EvmNode(DaemonModel):
     """A node: answers for the chain as far as it has it. ``lag``: newest blocks that it lacks.
 
     ``view``: the chain, or a branch that was replaced. ``share``: how often it answers, of several.
@@ -53,7 +53,7 @@ class EvmNode:
 
     @property
     def head(self) -> Block:
-        """Its newest block."""
+        """The node's newest block."""
         return self.view.blocks[max(0, self.view.top.number - self.lag)]
 
     def announce(self) -> None:
@@ -86,10 +86,6 @@ class EvmNode:
         if answer is None:
             raise CallRefused(-32601, f"the method {method} does not exist")
         return answer(self, *params)
-
-    def call_path(self, path: str, body: dict[str, Any]) -> Any:
-        """None such."""
-        raise NotImplementedError(path, body)
 
     def _chain_id(self) -> str:
         return hex(self.chain.chain_id)
@@ -257,14 +253,6 @@ class EvmName:
         if isinstance(asked, dict) and "latest" in asked.get("params", ()):
             nodes = [each for each in nodes if each.view is each.chain]
         return self._chance.choices(nodes, [each.share for each in nodes])[0]
-
-    def call(self, method: str, params: Any) -> Any:
-        """The answer of one of them. Raises CallRefused."""
-        return self.one({"method": method, "params": params}).call(method, params)
-
-    def call_path(self, path: str, body: dict[str, Any]) -> Any:
-        """None such."""
-        raise NotImplementedError(path, body)
 
 
 # --- bytes -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ _WAITS: Final = (0, 5, 25)
 _PAUSES: Final = (0.1, 5, 30)
 _ENDS: Final = ("completed", "terminal_failure")
 
-# Asks a service for the events after a cursor, and waits so many seconds for them.
+# Asks a service for the events after a cursor, and waits some seconds for them.
 Ask = Callable[[int, int], Awaitable[dict[str, Any]]]
 
 

@@ -46,12 +46,12 @@ class XmrTransaction:
 
     @property
     def key(self) -> str:
-        """Its secret key, which its maker knows."""
+        """The transaction's secret key, which its maker knows."""
         return digest("key", self.txid)[:_SCALAR_DIGITS] + "00"
 
     @property
     def weight(self) -> int:
-        """Its bytes, for the fee."""
+        """The transaction's size in bytes, for the fee."""
         return weight_of(len(self.images), len(self.outputs))
 
     def image_of(self, place: int) -> str:
@@ -535,11 +535,3 @@ class MonerodName:
         if self._is_on_chain or asked.get("method") == "get_info":
             nodes = [each for each in nodes if each.view is each.chain]
         return self._chance.choices(nodes, [each.share for each in nodes])[0]
-
-    def call(self, method: str, params: Any) -> Any:
-        """The answer of one of them. Raises CallRefused."""
-        return self.one({"method": method}).call(method, params)
-
-    def call_path(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer of one of them."""
-        return self.one(body).call_path(path, body)

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from rpcsvc.domain.addresses import MoneroNetwork, parse_monero_address, stagenet_subaddress
 from rpcsvc.errors import InvalidDestination
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
-from tests.simulation.daemons import CallRefused
+from tests.simulation.daemons import CallRefused, DaemonModel
 from tests.simulation.monero import (
     PER_BYTE,
     SPENDABLE_AGE,
@@ -101,7 +101,7 @@ def address_of(minor: int) -> str:
     return address
 
 
-class WalletModel:
+class WalletModel(DaemonModel):
     """The wallet's daemon. It needs its node for all that is not in the wallet, or one of several.
 
     ``lag``: newest blocks that it is not given yet.
@@ -119,10 +119,6 @@ class WalletModel:
     def restart(self) -> None:
         """Go on from the file; no wallet is open then."""
         self._open = None
-
-    def call_path(self, path: str, body: dict[str, Any]) -> Any:
-        """None such."""
-        raise NotImplementedError(path, body)
 
     def call(self, method: str, params: Any) -> Any:
         """The result of a call. Raises CallRefused."""

@@ -60,12 +60,12 @@ _CRITICAL: Final = frozenset(
 )
 # A wallet's ``transfer`` only signs: what it gives is committed under the lease, then published.
 PUBLISHING: Final = _CRITICAL - {"transfer"}
-# One of so many requests is as likely aimed at as each that signs or publishes.
+# Requests that are together as likely aimed at as each that signs or publishes.
 _REQUESTS: Final = 50
 _OPENING_OUTPUTS: Final = 60
 # More than the service looks back at its first start.
 _OPENING_BLOCKS: Final = 2_100
-# After so long (s) health names what is published and not mined.
+# Seconds after which health names what is published and not mined.
 _NAMED_AFTER: Final = 3_600
 # How long (s) a node keeps a replaced branch, and how often it answers, for each time that another
 # one does.
@@ -97,7 +97,7 @@ _CHEATS: Final = 0.15
 # Of universes with faults, those whose answers are signed.
 _SIGNING: Final = 0.3
 _TRIES: Final = 10
-# So long (s) a payer waits for a depth at which to take a payment back.
+# How long (s) a payer waits for a depth at which to take a payment back.
 _PATIENCE: Final = 300
 # Of payers, those who pay in two pieces.
 _PIECES: Final = 0.1
@@ -154,7 +154,7 @@ _UNPUBLISHED: Final = (
 )
 _NONCE: Final = "SELECT network, sender, nonce FROM evm_payments WHERE payment_id = ?"
 _IMAGES: Final = "SELECT key_image FROM monero_key_images WHERE payment_id = ?"
-# So long after a reorganisation, all replicas that run know of it.
+# Seconds after a reorganisation by which all replicas that run know of it.
 _KNOWN_SECONDS: Final = 120
 _LONG_PAUSED: Final = "SELECT 1 FROM payout_pause WHERE paused_at < ? - 60000"
 # A branch is no longer, in blocks.
@@ -165,7 +165,7 @@ _WRONG: Final = {
     "x2u": [3 * XMR // 10, XMR // 5, XMR, 20 * XMR, 400 * XMR],
     "u2x": [60 * USDC, 35 * USDC, 200 * USDC, 3_000 * USDC, 60_000 * USDC],
 }
-# Of so many payments as these, the others are right.
+# Of this many payments each of these is one; the others are right.
 _PAYMENTS: Final = 8
 _CLOSED: Final = (
     "SELECT kind, units FROM transfers WHERE order_id = ?"
@@ -290,17 +290,16 @@ class OnchainUniverse(Universe):
             each.chain.replacing = partial(self._keep_branch, each.nodes, each.outside)
             each.chain.submitting = partial(self._submitted, _USDC_ON_RECORD)
         self._block_seconds = chance.choice([10, 20])
-        self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0, "torn": 0}
-        self.counts |= {"drills": 0, "withdrawals": 0, "signed": 0, "robberies": 0, "bans": 0}
-        self.counts |= {"losses": 0, "verified": 0, "rotations": 0, "restores": 0, "kept": 0}
-        self.counts |= {"failovers": 0, "late": 0, "closed": 0, "hangs": 0, "misdirected": 0}
-        self.counts |= {"unproven": 0, "rivals": 0}
+        self.counts |= dict.fromkeys(
+            ["reorganisations", "daemons", "cheats", "resumed", "torn", "drills", "withdrawals",
+             "signed", "robberies", "bans", "losses", "verified", "rotations", "restores", "kept",
+             "failovers", "late", "closed", "hangs", "misdirected", "unproven", "rivals"], 0
+        )  # fmt: skip
         self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         own = dict.fromkeys(self.evms, evm_address(seed, "operator"))
         self.operator_addresses = own | {"monero": monero_address(seed, "operator")}
         self._is_busy = self.chain_faults != ChainFaults() and chance.random() < _BUSY
         self._refunds: dict[str, list[str]] = {}
-        # When a deposit for which nothing is signed was last taken back.
         is_early = self.chain_faults != ChainFaults() and chance.random() < _EARLY
         # One who restores loses what followers and receivers were told since the copy, and the sum
         # of the deposits that count early.
@@ -766,7 +765,7 @@ class OnchainUniverse(Universe):
             self.bring_nodes_back()
 
     def leave_late_node(self, node: MonerodModel, blocks: int) -> None:
-        """Have one of several Monero nodes lack so many blocks, and the others gone."""
+        """Have one of several Monero nodes lack ``blocks``, and the others gone."""
         node.fall_behind(blocks)
         self.monerod.alone = node
 
@@ -841,7 +840,7 @@ class OnchainUniverse(Universe):
         await self.send(order, units, cheats=cheats)
 
     async def send(self, order: Order, units: int, *, cheats: bool = False) -> None:
-        """Pay so much; ``cheats``: take it back if it is not final at some moment."""
+        """Pay ``units``; ``cheats``: take them back if they are not final at some moment."""
         txid = self.pay_out_of_turn(order, units)
         if cheats and order.direction == "x2u":
             await self._take_xmr_back(txid)
@@ -849,7 +848,7 @@ class OnchainUniverse(Universe):
             await self._take_usdc_back(txid, self.evms[order.chain])
 
     def pay_out_of_turn(self, order: Order, units: int) -> str:
-        """Pay so much now; the transaction's id."""
+        """Pay ``units`` now; return the transaction's id."""
         if order.direction == "x2u":
             return self.monero.pay([Paid(order.deposit_address, units)]).txid
         return self._pay_usdc(order, order.chain, units)
@@ -875,7 +874,7 @@ class OnchainUniverse(Universe):
             self._pay_usdc(order, other, units)
 
     def pay_back(self, network: str, txid: str, address: str, units: int) -> bool:
-        """Have the operator pay so much back to who sent it to an address; False: nobody did."""
+        """Have the operator pay ``units`` back to their sender; False: nobody sent any."""
         chain = self.evms[network].chain
         for move in moves(chain.blocks):
             if (move.txid, move.to) == (txid, address.lower()):

@@ -38,7 +38,7 @@ _OWN: Final = "the operator looks into something"
 _LOOK_SECONDS: Final = 60
 _NONCE: Final = re.compile(r"nonce (\d+) of the hot wallet on (\w+)")
 _PAUSES: Final = (5, 60, 300)
-# So long (s) one replica starts after another when all were stopped.
+# Seconds from the start of one replica to that of the next when all were stopped.
 _APART_SECONDS: Final = 10
 # How old (s) copies are that are restored, and what a late standby has.
 _AGES: Final = (1, 10, 60)
@@ -211,7 +211,7 @@ class Operator:
             self._is_drill = False
 
     async def pause(self, seconds: float, then: Callable[[], None]) -> None:
-        """Pause payouts for so long, and resume them at once after ``then``."""
+        """Pause payouts for ``seconds``, and resume them at once after ``then``."""
         self._is_drill = True
         await self._row.pause(_OWN, self._universe.now_ms())
         await asyncio.sleep(seconds)
@@ -285,7 +285,7 @@ class Operator:
             self._is_withdrawing = False
 
     async def take(self, network: str, units: int, copies: int = 1) -> None:
-        """Take so much out, or little more; ``copies``: how often it is asked for at once."""
+        """Take ``units`` out, or little more; ``copies``: how often that is asked for at once."""
         number = len(self.wanted) + 1
         wanted = Wanted(f"wd_{self._universe.seed:012}-{number}", network, units + number)
         self.wanted[wanted] = False

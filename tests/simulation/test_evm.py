@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from msgspec.structs import replace
@@ -147,6 +147,11 @@ def test_node_loses_its_pool_and_keeps_what_it_takes_to_itself() -> None:
     on_chain(story)
 
 
+def block_of(name: EvmName, number: str) -> Any:
+    call = ("eth_getBlockByNumber", [number, False])
+    return name.one({"method": call[0], "params": call[1]}).call(*call)
+
+
 def test_lagging_node_has_neither_block_nor_receipt() -> None:
     async def story(client: EvmClient, chain: EvmChain, node: EvmNode) -> None:
         said = await client.submit(signed(0, usdc.transfer(PAYEE, 1)))
@@ -158,7 +163,7 @@ def test_lagging_node_has_neither_block_nor_receipt() -> None:
         assert await client.block(1) is None
         assert await client.receipt(said.txid) is None
         name = EvmName([node, EvmNode(chain, random.Random(2))], random.Random(3))
-        heads = {name.call("eth_getBlockByNumber", ["latest", False])["number"] for _ in range(20)}
+        heads = {block_of(name, "latest")["number"] for _ in range(20)}
         assert heads == {"0x0", "0x1"}
 
     on_chain(story)
@@ -174,9 +179,9 @@ def test_node_that_keeps_a_branch_names_no_newest_block() -> None:
         assert await client.block(1) is not None
         assert await client.receipt(said.txid) is not None
         name = EvmName([node, EvmNode(chain, random.Random(2))], random.Random(3))
-        asked = {name.call("eth_getBlockByNumber", ["0x1", False])["hash"] for _ in range(20)}
+        asked = {block_of(name, "0x1")["hash"] for _ in range(20)}
         assert asked == {before.hash, chain.blocks[1].hash}
-        heads = {name.call("eth_getBlockByNumber", ["latest", False])["hash"] for _ in range(20)}
+        heads = {block_of(name, "latest")["hash"] for _ in range(20)}
         assert heads == {chain.top.hash}
         node.follow()
         assert await client.receipt(said.txid) is None

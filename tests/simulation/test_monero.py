@@ -330,9 +330,11 @@ def test_node_that_keeps_a_branch_names_no_newest_block(grows: float) -> None:
             [world.daemon, MonerodModel(world.chain, "stagenet", random.Random(2))],
             random.Random(3),
         )
-        tops = {name.call("get_info", {})["top_block_hash"] for _ in range(20)}
+        nodes = [name.one({"method": "get_info"}) for _ in range(20)]
+        tops = {node.call("get_info", {})["top_block_hash"] for node in nodes}
         assert tops == {world.chain.top.hash}
-        found = {name.call("get_block", {"height": 1})["block_header"]["hash"] for _ in range(20)}
+        nodes = [name.one({"method": "get_block"}) for _ in range(20)]
+        found = {node.call("get_block", {"height": 1})["block_header"]["hash"] for node in nodes}
         assert found == {before.header.hash, world.chain.blocks[1].hash}
         world.daemon.follow()
         await world.wallet.refresh()

@@ -42,7 +42,7 @@ class Tiers(NamedTuple):
         return cls(usdc, xmr, bounds)
 
     def depth(self, network: str, units: int) -> int:
-        """The blocks that deposits of so many units to one address wait for."""
+        """The blocks that deposits of ``units`` to one address wait for."""
         return next(depth for least, depth in reversed(self._of(network)) if least <= units)
 
     def final(self, network: str) -> int:

@@ -55,13 +55,13 @@ _EXACT_AMOUNTS: Final = {"x2u": "127.300001", "u2x": "0.876543210987"}
 _EXACT: Final = 0.3
 BEGAN_MS: Final = 1_763_678_000_000
 _MOST_LOOKS: Final = 20
-# So long (s) a caller waits before it asks again, at first and at most.
+# How long (s) a caller waits before it asks again, at first and at most.
 _FIRST_WAIT, _MOST_WAIT = 1.0, 15.0
-# A call that was refused so often, for more than half an hour, is never answered.
+# Refusals, over more than half an hour, after which a call is taken to be never answered.
 _MOST_TRIES: Final = 500
 _MOST_WRONG_MS: Final = 300_000
 _LEASE: Final = "SELECT token, expires_at FROM leases WHERE name = 'settler'"
-# So long after it was woken, a replica may publish what it decided to before it was paused.
+# How long (s) a woken replica may publish what it decided to before it was paused.
 _WAKING: Final = 1.0
 # Nothing was done, and it may be asked again.
 _AWAY: Final = Unavailable.code
@@ -316,18 +316,10 @@ class Universe:
         self._late: list[tuple[Order, random.Random]] = []
         self._followers: list[Follower] = []
         self._reading: list[asyncio.Task[None]] = []
-        self.counts = {
-            "kills": 0,
-            "pauses": 0,
-            "outages": 0,
-            "cuts": 0,
-            "steps": 0,
-            "calls": 0,
-            "http": 0,
-            "unanswered": 0,
-            "messages": 0,
-            "events": 0,
-        }
+        self.counts = dict.fromkeys(
+            ["kills", "pauses", "outages", "cuts", "steps",
+             "calls", "http", "unanswered", "messages", "events"], 0
+        )  # fmt: skip
         self.is_striking = False
         self._failed_over_at = 0
         # The error of the universe itself, with which the run ends.
@@ -384,14 +376,14 @@ class Universe:
     # --- a run ---------------------------------------------------------------------------------
 
     def run(self, orders: int) -> None:
-        """Have people make so many orders under faults, then let all of them end, then check."""
+        """Have people make orders under faults, let all orders end, and check."""
         self._most_steps = self.most_steps(orders)
         with _simulated_time(self.loop), self.receivers.carrying():
             self.loop.before_step = self._strike
             self.loop.run_simulation(self.story(orders))
 
     def most_steps(self, orders: int) -> int:
-        """After so many steps of the loop it is said that something never ends."""
+        """Steps of the loop after which something is said to never end."""
         return 500_000 + 20_000 * orders
 
     async def story(self, orders: int) -> None:
@@ -622,7 +614,7 @@ class Universe:
         self.later(0.1 + self.chance.random() * 20, replica.start)
 
     def restart(self, replica: Replica, seconds: float) -> None:
-        """Stop a replica and start it again after so long, unless it is down: it will start."""
+        """Stop a replica, unless it is down, and start it again after ``seconds``."""
         if replica.is_running:
             replica.kill()
             self.later(seconds, replica.start)
@@ -641,7 +633,7 @@ class Universe:
         self.server.restore(copied)
 
     def pause(self, replica: Replica, seconds: float | None = None) -> None:
-        """Let nothing of a replica run for so long, or for up to half a minute."""
+        """Let nothing of a replica run for ``seconds``, or for up to half a minute."""
         actor = replica.actor
         if actor.is_killed or actor.is_paused:
             return

@@ -606,7 +606,7 @@ def test_running_sweep_is_pending_before_and_after_mining() -> None:
 
 
 def test_settled_sweep_off_the_chain_is_pending_until_it_fails() -> None:
-    """Deposit and sweep were reorged out; the sweep reverts, and is made anew."""
+    """Deposit and sweep were reorged out; the sweep reverts, and is made again."""
     world = World()
     order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
     world.sweep(order)

@@ -1,4 +1,4 @@
-"""Deposits and payouts reorged out for good: the audit names the command for each."""
+"""Deposits and payouts reorged out permanently: the audit names the command for each."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ async def test_changed_payment_is_proven_again_after_a_restart(
     assert (changed.payments["ord_1/payout/1"].paid, looked) == (paid, 1)
 
 
-async def test_changed_payment_is_proven_again_without_a_restart(memory: AuditMemory) -> None:
+async def test_changed_payment_is_proven_again_without_a_restart() -> None:
     node: Any = Monerod()
     wallet: Any = Wallet()
     reader = MoneroReader(node, wallet, monero_options(nettype="fakechain"))

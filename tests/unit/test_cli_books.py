@@ -40,7 +40,7 @@ async def keyed_order(box: Sandbox) -> Placed:
     return Placed(box, order.order_id, order.terms.session_id)
 
 
-async def test_a_new_key_comes_with_its_hash(tmp_path: Path, cli: Cli) -> None:
+async def test_a_new_key_comes_with_its_hash(cli: Cli) -> None:
     made = await cli.json("integrators", "new-key")
     assert len(made["key"]) == 48
     assert hashlib.sha256(made["key"].encode()).hexdigest() == made["hash"]

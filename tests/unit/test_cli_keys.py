@@ -447,7 +447,7 @@ def dripping(request: pytest.FixtureRequest) -> Iterator[Dripping]:
 
 
 def test_answer_that_drips_ends_with_the_time_for_all(
-    cli: Cli, ring: KeyRing, dripping: Dripping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, ring: KeyRing, dripping: Dripping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "TIMEOUT_SECONDS", 0.5)
     token = attested(ring, issuer=dripping.url)

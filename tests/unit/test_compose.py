@@ -48,9 +48,7 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings(config_file=None, environ=environ, flags={}).settings
 
 
-def test_compose_settings_would_start_the_engine_onchain(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_compose_settings_would_start_the_engine_onchain(settings: Settings) -> None:
     check_bind(settings)
     engine_context.check(settings, read_chains(settings.chains_file))
     assert settings.engine == "onchain"

@@ -133,7 +133,7 @@ async def test_killed_between_line_and_commit_the_payment_is_adopted(tmp_path: P
 
 
 async def test_uncommitted_payment_is_not_brought_back(tmp_path: Path) -> None:
-    """Its commit was refused, as by a cancellation, and the transfer signed anew."""
+    """Its commit was refused, as by a cancellation, and the transfer signed again."""
     async with opened(tmp_path) as books:
         await books.monero.adopt_wallet(WALLET)
         order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
@@ -305,7 +305,7 @@ async def test_sweeps_come_back_as_they_ended(tmp_path: Path) -> None:
 
 
 async def test_sweep_whose_payment_failed_later_is_not_done_again(tmp_path: Path) -> None:
-    """Done, then voided by a deep reorg, then made anew: the deposit is swept once."""
+    """Done, then voided by a deep reorg, then made again: the deposit is swept once."""
     async with opened(tmp_path) as books:
         await books.addresses.adopt_wallet(HOT)
         await books.addresses.add_addresses([EvmAddress(1, "0x01")])

@@ -501,7 +501,7 @@ async def test_copy_is_paused_at_all_replicas_before_it_is_adopted(
 class Walk:
     """A seeded sequence of payments, kills, take-overs, zombies, backups and restores.
 
-    Standbys look now and then; who takes over has looked since it started, or has just started.
+    Standbys look regularly; who takes over has looked since it started, or has just started.
     """
 
     def __init__(self, up: World) -> None:

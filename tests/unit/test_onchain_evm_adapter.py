@@ -260,9 +260,7 @@ async def test_upkeep_of_a_network_in_trouble_does_not_rest(looks: Looks) -> Non
     assert len(await looks.within(looks.network.maintain, 3_000, 1_000)) == 3
 
 
-def test_network_is_down_while_its_own_node_is(
-    adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_is_down_while_its_own_node_is(adapter: EvmAdapter) -> None:
     def up() -> dict[str, bool]:
         return {name: network.state().is_up for name, network in adapter.networks.items()}
 

@@ -144,7 +144,7 @@ async def test_once_it_is_deep_nothing_is_asked(ledger: OpeningLedger) -> None:
     ],
 )
 async def test_the_database_refuses_what_can_not_be(
-    ledger: OpeningLedger, database: SqliteDatabase, tmp_path: Path, statement: str
+    ledger: OpeningLedger, tmp_path: Path, statement: str
 ) -> None:
     await ledger.record("arbitrum", HOT, Opening(1, "h", 0, 5))
     with (

@@ -103,7 +103,7 @@ async def test_block_mined_before_the_scan_counts_as_seen_pending(
     assert reader.book[key("a")].first_seen_at == reader.clock.now - MINUTE
 
 
-async def test_a_transaction_that_replaced_another_starts_anew(reader: Reader) -> None:
+async def test_a_transaction_that_replaced_another_starts_again(reader: Reader) -> None:
     reader.chain.pool = [paying("first")]
     await reader.poll()
     at = reader.clock.now + 500_000

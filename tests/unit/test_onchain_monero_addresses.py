@@ -242,7 +242,7 @@ def unhurried(
     return AddressPool(own, ledger, OPTIONS, scan_wait=scan_wait, steady=steady)
 
 
-async def test_a_rescan_that_failed_is_made_anew_without_a_restart(
+async def test_a_rescan_that_failed_is_made_again_without_a_restart(
     ledger: MoneroLedger,
 ) -> None:
     """A rescan takes all of the wallet's time, so it rests: for a minute, then for two."""

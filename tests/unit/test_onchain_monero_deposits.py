@@ -808,7 +808,7 @@ async def test_void_deposit_stays_void_over_restarts_and_is_not_reread(
     assert rig.logged == [VOID]
 
 
-async def test_a_void_deposit_stays_void_when_the_wallet_scans_anew(rig: Rig) -> None:
+async def test_a_void_deposit_stays_void_when_the_wallet_scans_again(rig: Rig) -> None:
     rig.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
     await rig.poll()
     two, three = paid("t2", 7 * XMR, "same"), paid("t3", 9 * XMR, "same")
@@ -1079,7 +1079,7 @@ async def test_a_new_deposit_is_seen_while_they_disagree(rig: Rig) -> None:
     assert await rig.poll() == {"t1": SEEN}
 
 
-async def test_a_confirmed_deposit_in_a_replaced_block_is_proven_anew(rig: Rig) -> None:
+async def test_a_confirmed_deposit_in_a_replaced_block_is_proven_again(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
     rig.chain.mine(one, empty=3)
     await rig.poll()

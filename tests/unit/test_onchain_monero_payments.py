@@ -418,7 +418,7 @@ async def test_wallet_that_still_offers_spent_outputs_signs_nothing(rig: Rig) ->
     assert len(await rig.all()) == 1
 
 
-async def test_money_of_a_settled_payment_is_spent_for_good(rig: Rig) -> None:
+async def test_money_of_a_settled_payment_is_spent_permanently(rig: Rig) -> None:
     made = await rig.published(transfer("tr_1"))
     rig.node.known[made.txid or ""] = rig.node.top - 50
     assert (await rig.payments.look_up(made)).outcome is Outcome.SETTLED
@@ -947,7 +947,7 @@ async def test_input_that_is_unspent_again_is_reported_no_longer(rig: Rig, is_ba
     reported = (
         "payment tr_1 was published and is not mined for long, since 2025-11-20T22:33:20.000Z"
     )
-    end = "; if its node refuses it for good: rpcsvc payouts close tr_1 --note TEXT"
+    end = "; if its node refuses it permanently: rpcsvc payouts close tr_1 --note TEXT"
     assert await rig.payments.conditions() == faults(reported + end)
 
 
@@ -971,7 +971,7 @@ async def test_payment_that_makes_no_progress_is_reported_in_time(rig: Rig) -> N
     rig.clock.now += 1
     reported = (
         "payment tr_1 is signed and the network does not take it, since 2025-11-20T22:33:20.000Z"
-        "; if its node refuses it for good: rpcsvc payouts close tr_1 --note TEXT"
+        "; if its node refuses it permanently: rpcsvc payouts close tr_1 --note TEXT"
     )
     assert await rig.payments.conditions() == faults(reported)
     assert (await rig.payments.publish(made)).outcome is Outcome.PENDING

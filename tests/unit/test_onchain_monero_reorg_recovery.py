@@ -188,7 +188,7 @@ async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(rig: Reor
     assert (rig.notes, rig.faults) == ("", "")
 
 
-async def test_blocks_are_counted_anew_after_a_mined_payment_is_lost(rig: ReorgRig) -> None:
+async def test_blocks_are_counted_again_after_a_mined_payment_is_lost(rig: ReorgRig) -> None:
     made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     await rig.poll()
     await rig.poll(blocks=2)
@@ -209,7 +209,7 @@ async def test_a_node_that_does_not_relay_names_the_command(rig: ReorgRig) -> No
     assert not rig.notes
 
 
-# --- reorged out for good ------------------------------------------------------------------------
+# --- reorged out permanently ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", LIVE)

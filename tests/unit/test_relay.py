@@ -424,7 +424,7 @@ async def test_orders_that_another_replica_made_are_followed(world: World) -> No
     assert max(asked.values()) <= 11
 
 
-async def test_every_note_of_the_operator_stays(world: World, tmp_path: Path) -> None:
+async def test_every_note_of_the_operator_stays(world: World) -> None:
     with pytest.raises(Unavailable):
         await world.create("ord_1", CreationUnknown("no answer"))
     doubt = await world.record()
@@ -445,7 +445,7 @@ async def test_a_claim_that_became_an_order_is_never_in_doubt_again(world: World
 
 
 async def test_unstored_unknown_outcome_is_reported_and_stored_later(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = Failing(world.store, after=1)
     monkeypatch.setattr(world.store, "commit", failing.commit)

@@ -40,7 +40,7 @@ def test_order_left_with_only_dust_does_not_wait_for_ever() -> None:
     assert order.status is OrderStatus.EXPIRED
 
 
-def test_an_order_whose_deposit_is_gone_for_good_expires() -> None:
+def test_an_order_whose_deposit_is_gone_permanently_expires() -> None:
     order = after(funded(terms(), XMR_UNIT), ev.DepositRemoved(key(0)))
     assert order.status is OrderStatus.AWAITING_DEPOSIT
     assert [t.state for t in order.transfers] == [TransferState.CANCELLED]
@@ -142,7 +142,7 @@ def test_chunk_remainder_is_refunded_after_a_brief_reorg() -> None:
     order = after(order, ev.DepositRemoved(key(0)))
     assert (order.leftover, order.action_required) == (0, None)
     order = after(order, seen(0, XMR_UNIT))
-    assert (order.leftover, order.action_required) == (left, None), "it may yet go for good"
+    assert (order.leftover, order.action_required) == (left, None), "it may yet go permanently"
     order = after(order, ev.DepositConfirmed(key(0)))
     assert (order.leftover, order.action_required) == (left, "refund_address")
     order = after(order, ev.RefundAddressGiven("refund here"))

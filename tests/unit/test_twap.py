@@ -175,9 +175,9 @@ def test_chunks_leave_with_their_deposit_until_a_signature(chunks: int) -> None:
     order = transition(filled(funded(), chunks), ev.DepositRemoved(key(1)), NOW + 9).order
     assert (order.status, order.fills) == (OrderStatus.AWAITING_DEPOSIT, ())
     back = transition(order, ev.DepositSeen(key(1), XMR_UNIT, None, NOW), NOW + 10).order
-    anew = transition(back, ev.DepositConfirmed(key(1)), NOW + 11)
-    assert anew.effects == (FillChunk(0),)
-    assert anew.order.fills == ()
+    again = transition(back, ev.DepositConfirmed(key(1)), NOW + 11)
+    assert again.effects == (FillChunk(0),)
+    assert again.order.fills == ()
 
 
 def test_deposit_confirmed_while_filling_is_refunded_by_itself() -> None:

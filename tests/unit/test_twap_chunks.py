@@ -141,7 +141,7 @@ def test_order_is_filling_from_the_first_chunk_to_the_payout() -> None:
     assert not twap.is_cut(open_order(terms()), XMR_UNIT)
 
 
-def test_deposits_are_assigned_anew_without_chunks() -> None:
+def test_deposits_are_assigned_again_without_chunks() -> None:
     order = filled(filling(), RATE, NOW)
     extra = replace(order.deposits[0], key=key(2), transfer_id=None)
     again = twap.assign_to_payout(replace(order, deposits=(*order.deposits, extra), leftover=3))

@@ -90,11 +90,6 @@ def test_signatures_as_bytes_are_encoded_as_the_abi_has_them(signature: bytes) -
     expected = eth_abi.encode([*PART_TYPES, "bytes"], [*PARTS, signature])
     assert usdc.transfer_with_authorization_bytes(AUTHORIZATION, signature)[4:] == expected
     assert usdc.receive_with_authorization_bytes(AUTHORIZATION, signature)[4:] == expected
-    permit = eth_abi.encode(
-        ["address", "address", "uint256", "uint256", "bytes"],
-        [ALICE, BOB, PERMIT.units, PERMIT.deadline, signature],
-    )
-    assert usdc.permit_call_bytes(PERMIT, signature)[4:] == permit
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(max_size=200))
@@ -202,7 +197,7 @@ def test_results_are_read_by_type() -> None:
     assert usdc.read_uint(usdc.uint_word(7)) == 7
     assert usdc.read_bool(usdc.uint_word(1)) is True
     assert usdc.read_bool(usdc.uint_word(0)) is False
-    assert usdc.read_bytes32(b"\7" * 32) == b"\7" * 32
+    assert usdc.bytes32_word(b"\7" * 32) == b"\7" * 32
     assert usdc.read_string(eth_abi.encode(["string"], ["USD Coin"])) == "USD Coin"
 
 

@@ -41,7 +41,7 @@ def add_commands(commands: Any) -> None:
     )
     text = (
         "record one as paid without proof, after restoring an older database; or end one that a"
-        " reorganisation removed for good"
+        " reorganisation removed permanently"
     )
     closing = action("close", text, _recovery("close"))
     for one in (adopting, closing):
@@ -58,7 +58,7 @@ def add_commands(commands: Any) -> None:
         action=TextOption,
         nargs="?",
         metavar="TXID",
-        help=f"{named}; omit it for a signed one that a reorganisation removed for good",
+        help=f"{named}; omit it for a signed one that a reorganisation removed permanently",
     )
     closing.add_argument(
         "--note",

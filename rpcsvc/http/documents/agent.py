@@ -185,7 +185,7 @@ def description(site: Site) -> str:
     return (
         "Swaps XMR for USDC and USDC for XMR on behalf of a user. An agent plans, asks for a"
         " quote, creates an order, shows the user a deposit address with an exact amount and an"
-        " expiry, and polls until the order is completed or has failed for good. The agent never"
+        " expiry, and polls until the order is completed or has failed permanently. The agent never"
         f" holds funds.{sandbox}"
     )
 

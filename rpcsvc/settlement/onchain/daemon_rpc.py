@@ -75,7 +75,7 @@ _LONGEST_REST_MS: Final = 60_000
 _LONGEST_RETRY_AFTER_MS: Final = 5 * 60_000
 # Answers of nodes and proxies that know no batches, if they hold no error of JSON-RPC.
 _BATCH_UNKNOWN: Final = (400, 404, 405, 413, 415, 422, 501)
-# A node that refused a batch is sent none for so long: it may be another one by then.
+# How long a node that refused a batch is sent none: it may be another one by then.
 _NO_BATCH_MS: Final = 10 * 60_000
 # The most calls and bytes of a batch; a node that refuses one may take a smaller one.
 MOST_CALLS: Final = 50

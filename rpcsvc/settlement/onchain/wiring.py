@@ -406,7 +406,7 @@ def _network(settings: OnchainSettings, chain: Chain, coin_price: int) -> EvmNet
 def _usdc_thresholds(
     settings: OnchainSettings, chain: Chain, allowed: Collection[DepthTag]
 ) -> Thresholds:
-    """When deposits on a chain count: by the settings, or else by the table of chains."""
+    """The thresholds of deposits on a chain: of the settings, or else of the table of chains."""
     pairs = (text.split("=", 1) for text in settings.usdc_confirmations)
     if given := [value for name, value in pairs if name == chain.name]:
         where = f"onchain.usdc_confirmations of {chain.name}"

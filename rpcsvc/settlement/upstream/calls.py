@@ -118,11 +118,6 @@ class FundingAnswer(ParsedAnswer):
         return Carried(Outcome.SETTLED, response.transaction)
 
 
-def read_funding(answer: UpstreamAnswer) -> FundingAnswer:
-    """An answer to a payment. Raises UpstreamBroken."""
-    return FundingAnswer.read(answer)
-
-
 def offered_domain(header: str, terms: Terms, names: NetworkNames, due: int) -> Domain:
     """Return the EIP-712 domain to sign for, by the header PAYMENT-REQUIRED. Raises UpstreamBroken.
 
@@ -278,7 +273,7 @@ class Upstream:
         """
         call = self._call("fund_order", order_id, body={})
         call = replace(call, payment=payment, takes_key=False)
-        return await self._read(call, read_funding)
+        return await self._read(call, FundingAnswer.read)
 
     async def create_ticket(self, order_id: str, ticket: Ticket) -> answers.UpstreamTicket:
         """A support ticket: sent once, because no key keeps it from being opened twice."""

@@ -209,7 +209,7 @@ class ChainWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Ask, without waiting long: the upstream may be down. Then ask again now and then."""
+        """Ask once, without waiting long since the upstream may be down; then ask regularly."""
         try:
             async with asyncio.timeout(self._pace.start / 1000):
                 await self.ask(Urgency.WATCHED, total_ms=self._pace.start // 2)

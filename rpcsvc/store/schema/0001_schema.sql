@@ -306,9 +306,10 @@ CREATE INDEX reservations_by_client ON reservations (client) WHERE kind = 'unfun
 
 -- The sums of reservations, kept by the triggers below: of a network in all ('total'), and of its
 -- unfunded ones by who asked: anybody ('all'), callers known by an address alone ('by_address'), each
--- client. The scope 'unfinal' has the sums of unfinal_deposits. On the network '' a client's unfunded orders are counted. A transaction that adds to a sum
--- checks it before it commits, so that no two orders reserve the same money. A wallet's total is
--- written before its other sums: two writers that wait for it do not wait for each other.
+-- client. The scope 'unfinal' has the sums of unfinal_deposits. On the network '' a client's unfunded
+-- orders are counted. A transaction that adds to a sum checks it before it commits, so that no two
+-- orders reserve the same money. A wallet's total is written before its other sums: two writers that
+-- wait for it do not wait for each other.
 CREATE TABLE reservation_sums (
     scope   TEXT    NOT NULL,
     network TEXT    NOT NULL,
@@ -920,7 +921,7 @@ CREATE TABLE monero_cursor (
     hash   TEXT    NOT NULL
 ) STRICT;
 
--- A row while the wallet has to scan the chain anew: from before it is given addresses to which
+-- A row while the wallet has to scan the chain again: from before it is given addresses to which
 -- money may have come that it did not look for, until the scan is over and stored.
 CREATE TABLE monero_rescan_due (
     id INTEGER PRIMARY KEY CHECK (id = 1)
@@ -1182,7 +1183,7 @@ CREATE INDEX evm_payments_by_time ON evm_payments (prepared_at);
 CREATE INDEX evm_payments_of_others ON evm_payments (network, prepared_at)
     WHERE purpose = 'authorization';
 
--- A deep reorganisation can make a settled sweep fail: it is mined anew while its deposit is away. A
+-- A deep reorganisation can make a settled sweep fail: it is mined again while its deposit is away. A
 -- settled payment of an order stays settled.
 CREATE TRIGGER evm_payments_keep_what_they_are BEFORE UPDATE ON evm_payments
 WHEN OLD.payment_id IS NOT NEW.payment_id OR OLD.network IS NOT NEW.network
@@ -1281,7 +1282,7 @@ BEGIN
 END;
 
 -- Sums for each address, kept by the triggers below: confirmed deposits, and what sweeps took.
--- Adding them up anew takes a fifth of a second for 100,000 deposits.
+-- Adding them up each time takes a fifth of a second for 100,000 deposits.
 CREATE TABLE evm_holdings (
     network       TEXT    NOT NULL,
     address_index INTEGER NOT NULL REFERENCES evm_addresses (address_index),
@@ -1331,7 +1332,7 @@ END;
 
 -- What the hot wallet held of a network's own coin when the service first looked: the auditor adds
 -- up from there. Wei do not fit 63 bits: they are decimal digits. When its block is replaced, a row
--- is recorded anew.
+-- is recorded again.
 CREATE TABLE evm_openings (
     network      TEXT    NOT NULL,
     sender       TEXT    NOT NULL,

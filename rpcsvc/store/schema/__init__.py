@@ -14,7 +14,7 @@ APPLICATION_ID: Final = 0x72706373
 
 
 class UnknownSchema(Exception):
-    """This version of the service can't use the database; the message says why and what to do."""
+    """A database that this version of the service can't use; the message says what to do."""
 
 
 def scripts() -> list[tuple[int, str, str]]:

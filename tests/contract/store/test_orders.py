@@ -184,7 +184,7 @@ async def test_pending_effects_come_back_with_prepared_transfers_first(
     assert await store.pending_effects() == [second]
 
 
-async def test_woken_transfer_is_taken_once(store: OrderStore, database: Tables) -> None:
+async def test_woken_transfer_is_taken_once(store: OrderStore) -> None:
     order = fresh(1)
     await store.commit(created(order))
     deposit = DepositKey("monero", "tx", 0)

@@ -53,7 +53,6 @@ PLACES: Final = defaultdict(
     seq=":seq",
     which="state = 'dead'",
 )
-_IS_SQL: Final = re.compile(r"\s*(SELECT|UPDATE|DELETE|INSERT)\b")
 _COPIED: Final = {
     "seq": "seq + n",
     "order_id": "'ord_' || upper(substr(md5(n::text), 1, 26))",

@@ -48,7 +48,7 @@ from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord
 
 log = structlog.get_logger(__name__)
 
-# So long before it is recorded, an authorization may have been used by others.
+# How long before its record others may have used an authorization.
 _LOOK_BACK_SECONDS: Final = 3_600
 # An authorization signed later than this would hardly be mined within its window.
 _LEAST_TO_SEND: Final = LEAST_SECONDS // 2
@@ -360,7 +360,7 @@ class EvmAuthorizations:
         name = payment_id(record)
         if not self._backoff.is_due(name):
             return
-        # Forgotten once it is sent: whatever ends this otherwise, the next second changes little.
+        # Forgotten once it is sent: after any other end, the next second changes little.
         self._backoff.note(name)
         try:
             order = await self._simulated(record)

@@ -143,13 +143,13 @@ class EvmDepositLedger:
             Statement(_ADD_ADDRESS, {"address_index": item.index, "address": item.address})
             for item in made
         ]
-        await self._reserve(made[-1].index, added)
+        await self.reserve_addresses(made[-1].index, added)
 
-    async def reserve_addresses(self, index: int) -> None:
-        """Record that addresses up to this index may have been handed out, and no higher ones."""
-        await self._reserve(index)
+    async def reserve_addresses(self, index: int, added: Sequence[Statement] = ()) -> None:
+        """Record that addresses up to this index may have been handed out, and no higher ones.
 
-    async def _reserve(self, index: int, added: Sequence[Statement] = ()) -> None:
+        ``added`` is written with it.
+        """
         reserved = Statement(_RESERVE, {"reserved_to": index})
         await self._writes.record(AddressesEntry(EVM_ADDRESSES, index), [*added, reserved])
 

@@ -51,11 +51,11 @@ class ScanPass(Struct):
     """State of one pass. ``reached``: the last block up to which all events were read.
 
     ``stored`` are the deposits as the database has them, ``totals`` their units in blocks, by
-    address. ``settled`` is False when the chain
-    changed while it was looked at: the next pass begins where this one did. ``missing`` are the
-    transactions that the node did not have, and had at the pass before. ``follows``: whether the
-    nodes that list events have the block that was read before; None: that is not shown. ``listed``:
-    the transactions with deposits that they have listed, with their blocks' hashes.
+    address. ``settled`` is False when the chain changed while it was looked at: the next pass
+    begins where this one did. ``missing`` are the transactions that the node did not have, and had
+    at the pass before. ``follows``: whether the nodes that list events have the block that was read
+    before; None: that is not shown. ``listed``: the transactions with deposits that they have
+    listed, with their blocks' hashes.
     """
 
     client: EvmClient
@@ -419,8 +419,7 @@ class EvmDepositScanner:
         for position, item in known.items():
             same = paid.get(position) == _paid(item)
             if position in paid and not same:
-                # A key keeps its amount and its order for good: what this pays now is the
-                # operator's to sort out.
+                # A key keeps its amount and its order: the operator sorts out what this pays now.
                 log.error("evm_deposit_changed", network=self._network.name, txid=txid)
             at = (block.number, block.hash) if same else (None, None)
             scanned.put(replace(item, block_number=at[0], block_hash=at[1]))

@@ -582,7 +582,7 @@ class EvmConnection:
         name = await self._ask(usdc.NAME, usdc.read_string)
         version = await self._ask(usdc.VERSION, usdc.read_string)
         domain = usdc.Domain(name, version, self.network.chain_id, token)
-        if domain.separator() != await self._ask(usdc.DOMAIN_SEPARATOR, usdc.read_bytes32):
+        if domain.separator() != await self._ask(usdc.DOMAIN_SEPARATOR, usdc.bytes32_word):
             raise ChainUnusable(
                 f"the token on {self.network.name} signs in another domain than its name, version,"
                 " chain and address say: it is not the USDC that is meant"

@@ -61,7 +61,7 @@ _SELECT_ATTEMPTS: Final = (
     f"SELECT payment_id, {', '.join(_ATTEMPT)} FROM evm_attempts WHERE payment_id IN :payment_ids"
     " ORDER BY number"
 )
-# The attempts of so many payments are read at once.
+# The number of payments whose attempts are read at once.
 _MOST_IDS: Final = 500
 _SELECT_GAS: Final = (
     "SELECT p.gas, p.gas_used, p.gas_price, p.l1_fee, p.state,"

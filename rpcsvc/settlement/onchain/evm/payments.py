@@ -159,11 +159,11 @@ class EvmNonces:
         pending = await self.pending()
         own = await self._payments.next_nonce(self._network, self._sender)
         self.gap = NonceGap(
-            pending - own, await self._unexplained(own, pending), await self._missing(pending, own)
+            pending - own, await self._taken(own, pending), await self._missing(pending, own)
         )
         self._measured_at = now
 
-    async def _unexplained(self, own: int, pending: int) -> int:
+    async def _taken(self, own: int, pending: int) -> int:
         """Return how many nonces others used, including those that payouts are paused for."""
         if self._conditions.present():
             return max(0, pending - own)

@@ -1,7 +1,7 @@
 """Sweeps confirmed deposits from their addresses to the hot wallet of one network.
 
 A deposit address never holds ether: its key signs an authorization (EIP-3009), which the hot wallet
-sends as a payment. A token that refuses those for good is swept by permit and transferFrom
+sends as a payment. A token that always refuses those is swept by permit and transferFrom
 (EIP-2612). The payment shows what a sweep took; if it failed, the authorization's state and the
 balance do. An address that can't be swept is reported and retried after an hour. Payouts go first.
 """
@@ -93,10 +93,7 @@ class EvmSweeps:
         return self._conditions.present()
 
     async def maintain(self, head: Block) -> None:
-        """Record sweeps that have ended, and begin those that are due; ``head``: the newest block.
-
-        To be called now and then.
-        """
+        """Record the sweeps that have ended by the newest block, ``head``; begin those due."""
         under_way = await self._ledger.sweeps_under_way(self._network.name)
         ended = [await self._end(sweep, head.number) for sweep in under_way]
         await self._begin(self._network.sweep_batch - ended.count(False))
@@ -345,7 +342,7 @@ class EvmSweeps:
         await self._ledger.put_sweep(replace(sweep, state=state, taken=taken))
         self.counts[state.value] += 1
         if not is_done:
-            # Whatever it was, trying again at once would cost gas each time.
+            # Trying again at once would cost gas each time.
             self._postpone(sweep.address, f"the sweep {sweep.payment_id} of {sweep.address} failed")
         return True
 

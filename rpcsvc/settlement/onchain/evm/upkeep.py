@@ -161,9 +161,9 @@ class EvmUpkeep:
                 verdict = await self._payments.verdict(await self._payments.payment(payment_id))
                 payment = await self._payments.payment(payment_id)
                 if _is_waiting(payment):
-                    await self._hurry(payment, verdict, was_lost)
+                    await self._replace_late(payment, verdict, was_lost)
 
-    async def _hurry(self, payment: EvmPayment, verdict: Verdict, was_lost: bool) -> None:
+    async def _replace_late(self, payment: EvmPayment, verdict: Verdict, was_lost: bool) -> None:
         """Replace a payment that has waited too long to be mined, or hand it over again.
 
         One that had ended, and whose nonce is spent, was mined again: it waits to be deep. Only for
@@ -344,11 +344,11 @@ class EvmUpkeep:
         elif verdict.outcome is Outcome.PENDING and is_unmined:
             self._await_again(payment)
             self._note_taken(payment)
-            await self._hurry(payment, verdict, was_lost=False)
+            await self._replace_late(payment, verdict, was_lost=False)
         elif verdict.outcome is Outcome.ABSENT:
             self._await_again(payment)
             if not await self._publish_again(payment, verdict):
-                await self._hurry(payment, verdict, was_lost=True)
+                await self._replace_late(payment, verdict, was_lost=True)
         elif verdict.outcome is Outcome.UNKNOWN:
             await self._publish_again(payment, verdict)
 

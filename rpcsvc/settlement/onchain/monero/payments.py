@@ -547,7 +547,7 @@ class MoneroPayments(Payments):
             end = f"it pays nobody, and fails once its node has lacked it for {blocks} blocks"
         else:
             name = payment.payees[0].transfer_id
-            end = f"if its node refuses it for good: rpcsvc payouts close {name} --note TEXT"
+            end = f"if its node refuses it permanently: rpcsvc payouts close {name} --note TEXT"
         return f"payment {payment.payment_id} {problem}, since {since}{spent}; {end}"
 
     async def _unmined(self, since_ms: int) -> list[MoneroPayment]:

@@ -304,7 +304,7 @@ class MoneroPayoutEnd:
         except NodeError as error:
             raise NotAdopted(
                 f"its inputs can't be spent yet, nor can it be mined ({error.text}): an output that"
-                " was mined anew is locked for ten blocks. Try again after them."
+                " was mined again is locked for ten blocks. Try again after them."
             ) from error
         await self._annotate(made.txid)
         await self._connection.wallet.relay(made.metadata)
@@ -517,7 +517,7 @@ class MoneroReorgRecovery:
             log.warning("monero_pool_flush_failed", txid=payment.txid, reason=str(failure))
             self._refused = (
                 f"the node has abandoned payment {payment.payment_id} and does not let us offer it"
-                f" anew: flush_txpool {payment.txid}"
+                f" again: flush_txpool {payment.txid}"
             )
             return
         await self._connection.node.submit(payment.raw)

@@ -126,8 +126,8 @@ class DepositRecord(Struct, frozen=True):
     """A transaction's payment to one subaddress (``minor``), summed over its outputs.
 
     ``acknowledged``: the state that the order layer committed last; None while another one is
-    shown and not acknowledged. ``watched``: the chain may
-    still change what it says. ``unlock_time`` as the transaction has it: a height or seconds.
+    shown and not acknowledged. ``watched``: the chain may still change what it says.
+    ``unlock_time`` as the transaction has it: a height or seconds.
     """
 
     txid: str

@@ -327,7 +327,7 @@ class MoneroAdoption:
         return Adopted(txid, tuple(paid), found.bytes.height, found.sent.amount - payment.units)
 
     async def _known(self, wanted: OpenTransfer, txid: str) -> MoneroPayment | None:
-        """This payment, if it is on record and the order does not know it yet. Raises NotAdopted
+        """The recorded payment, if its order does not know it yet; else None. Raises NotAdopted
         when the transfer has another one, or knows this one.
         """
         require_open(wanted.transfer)

@@ -275,14 +275,14 @@ class PostgresqlReader:
         try:
             answers = await _answers(connection, batch)
         except Exception as error:  # noqa: BLE001 - as above
-            await self._answer_anew(connection, batch, error, again=again)
+            await self._answer_again(connection, batch, error, again=again)
             return
         self._idle.append(connection)
         for read, answer in zip(batch, answers, strict=True):
             if not read.done.done():
                 read.done.set_result(answer)
 
-    async def _answer_anew(
+    async def _answer_again(
         self, connection: Connection, batch: list[_Read], error: Exception, *, again: bool
     ) -> None:
         """Repeat the reads: over a new connection if theirs was lost, else one by one."""

@@ -83,7 +83,7 @@ OLDEST_SQLITE = (3, 39)
 PROBE_SECONDS = 0.5
 # How long reads may miss what others wrote.
 SNAPSHOT_SECONDS = 1.0
-# Reads of so much of the file go through a mapping (docs/adr/0002): as much as SQLite ever maps.
+# The most of the file that reads go through a mapping for: as much as SQLite ever maps (ADR 2).
 MAPPED_BYTES = 0x7FFF_0000
 _DAMAGED = (
     "The database file is damaged. Stop the service, and restore a backup or repair the file."
