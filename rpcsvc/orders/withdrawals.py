@@ -163,8 +163,6 @@ class Withdrawals:
         self._ordering = ordering
         self._limits = limits
         self._writers = writers
-        # A USDC network: the fee of an XMR transfer is asked for by one.
-        self._chain = orders.profile.chains.all()[0].name
         self._clock = orders.clock
         self._lease = orders.lease
         self._waits: dict[str, _Wait] = {}
@@ -251,7 +249,7 @@ class Withdrawals:
                 " withdrawals shows when it is over"
             )
         await self._ordering.require_payable(network, address, field="to")
-        fee, now = self._fee(network), self._clock.now_ms()
+        fee, now = self._ordering.fee(network), self._clock.now_ms()
         require_storable(Money(request.units + fee, asset))
         item = Withdrawal(
             request.withdrawal_id, network, asset, address, request.units, fee, now, now
@@ -283,12 +281,6 @@ class Withdrawals:
 
     async def _open_on(self, network: str) -> Withdrawal | None:
         return next((each for each in await self._store.open() if each.network == network), None)
-
-    def _fee(self, network: str) -> int:
-        """Units that the network may take besides. Raises errors.Unavailable before it is known."""
-        if network == MONERO_NETWORK:
-            return self._ordering.fees(USDC, XMR, self._chain).payout
-        return self._ordering.fees(XMR, USDC, network).payout
 
     async def _require_free(self, item: Withdrawal) -> int | None:
         """Return the most that may be reserved on the network; None: no limit. Raises

@@ -54,14 +54,6 @@ class Rig:
         self.engine = OnchainEngine(adapters, guard, floors=FLOORS, poll_ms=10)
 
 
-def test_payout_fee_is_of_its_asset_and_refund_fee_of_deposit(tmp_path: Path) -> None:
-    engine = Rig(tmp_path).engine
-    fees = engine.fees(XMR, USDC, "arbitrum")
-    assert (fees.payout, fees.refund) == (len("arbitrum"), 1)
-    back = engine.fees(USDC, XMR, "arbitrum")
-    assert (back.payout, back.refund) == (1, len("arbitrum"))
-
-
 def unstarted() -> MoneroAdapter:
     """An XMR adapter that has asked nobody."""
     here = DaemonEndpoint("node", "http://127.0.0.1:1", serial=True)
@@ -188,10 +180,9 @@ async def test_network_whose_scan_fails_takes_no_orders_and_others_do(tmp_path: 
     both.base.observe = breaks(KeyError("a bug"))  # type: ignore[method-assign]
     await both.engine.observe()
     both.engine.require_ready()
-    assert both.engine.fees(XMR, USDC, "arbitrum").payout == len("arbitrum")
-    for deposit, payout in ((XMR, USDC), (USDC, XMR)):
-        with pytest.raises(Unavailable, match="USDC on base can't be settled"):
-            both.engine.fees(deposit, payout, "base")
+    assert (both.engine.fee("arbitrum"), both.engine.fee("monero")) == (len("arbitrum"), 1)
+    with pytest.raises(Unavailable, match="USDC on base can't be settled"):
+        both.engine.fee("base")
 
 
 async def test_upkeep_that_hangs_delays_no_other(tmp_path: Path) -> None:

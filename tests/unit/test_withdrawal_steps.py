@@ -12,13 +12,12 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from rpcsvc.domain.money import USDC, Asset
+from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.domain.reservations import Holdings, ReservationChange
 from rpcsvc.domain.withdrawals import SIGN_WITHIN_MS, Withdrawal, stepped
 from rpcsvc.errors import AmountAboveMaximum, IdempotencyConflict, InvalidInput, Unavailable
 from rpcsvc.orders.ports.wallets import (
-    Fees,
     Outcome,
     PreparedTransfer,
     Record,
@@ -34,7 +33,6 @@ from rpcsvc.orders.withdrawals import (
     Withdrawals,
     read_request,
 )
-from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.leases import SETTLER, Lease
 from rpcsvc.store.orders import OrderStore
@@ -72,16 +70,18 @@ class ScriptedWallets:
         self.refuses: Exception | None = None
         self.says: Outcome | None = None
         self.leaves: Mapping[str, int] = {}
+        self.settled_on = {"arbitrum", "monero"}
 
     def is_paused(self) -> bool:
         return self.paused
 
-    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        assert (deposit, payout, chain) != (payout, deposit, "")
-        return Fees(FEE, FEE)
+    def fee(self, network: str) -> int:
+        if network not in self.settled_on:
+            raise Unavailable(f"{network} can't be settled right now")
+        return FEE
 
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
-        assert (network, field) == ("arbitrum", "to"), address
+        assert (network in ("arbitrum", "monero"), field) == (True, "to"), address
 
     def _at(self, step: str) -> None:
         if self.die == step:
@@ -144,10 +144,7 @@ class Service:
         wallets.holdings = lambda _: Holdings(free, 0, 0)
         limits = WithdrawalLimits(names, {} if cap is None else {USDC: cap})
         self.lease = Lease(SETTLER, 1, lease_ends)
-        orders: Any = SimpleNamespace(
-            profile=SimpleNamespace(chains=read_chains(None)),
-            store=self.orders, clock=clock, lease=self.lease,
-        )  # fmt: skip
+        orders: Any = SimpleNamespace(store=self.orders, clock=clock, lease=self.lease)
         self.made = Withdrawals(self.store, orders, wallets, wallets, limits, KeyedLocks())
 
     def restarted(self, **changed: Any) -> Service:
@@ -295,6 +292,18 @@ async def test_withdrawal_is_not_made_while_payouts_are_paused(service: Service)
     service.wallets.paused = True
     with pytest.raises(WithdrawalRefused, match="rpcsvc payouts resume"):
         await service.made.make(asked())
+
+
+@pytest.mark.parametrize("request_", [read_request(NAME, "monero", "1", MONERO), asked()])
+async def test_withdrawal_needs_no_other_network(
+    database: SqliteDatabase, request_: WithdrawalRequest
+) -> None:
+    service = Service(database, ManualClock(), Chain(), free=2 * 10**12)
+    service.wallets.settled_on = {"arbitrum", "monero"} - {request_.network}
+    with pytest.raises(Unavailable, match=f"{request_.network} can't be settled"):
+        await service.made.make(request_)
+    service.wallets.settled_on = {request_.network}
+    assert (await service.made.make(request_)).fee == FEE
 
 
 # --- execution ---------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
         if lease.is_held:
             wallets = engine
             authorizations = OnchainAuthorizations(engine.require_ready, usdc)
-            publisher = WalletPublisher(rows, engine, engine.holdings, served, pool_size(settings))
+            publisher = WalletPublisher(rows, engine, engine.holdings, pool_size(settings))
             try:
                 settlement = await settling_service(
                     orders, engine, rates.source, limits, authorizations, publisher.publish
