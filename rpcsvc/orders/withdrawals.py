@@ -57,6 +57,7 @@ from rpcsvc.orders.ports.wallets import (
     Wallets,
 )
 from rpcsvc.orders.processor import KeyedLocks
+from rpcsvc.orders.rounds import Works, repeat
 from rpcsvc.store.database import Commit, StaleWrite
 from rpcsvc.store.withdrawals import WithdrawalStore
 
@@ -304,27 +305,20 @@ class Withdrawals:
 
     async def run(self) -> None:
         """Advance open withdrawals until cancelled; the next start resumes them."""
-        while True:
-            try:
-                await self.resume()
-            except* Unavailable as failures:
-                log.warning("withdrawals_not_advanced", reason=str(failures.exceptions[0]))
-            await asyncio.sleep(self._engine.poll_ms / 1000)
+        await repeat(
+            self.due,
+            self._engine.poll_ms,
+            lambda reason: log.warning("withdrawals_not_advanced", reason=reason),
+        )
 
-    async def resume(self) -> None:
-        """Advance each open withdrawal once, different networks at the same time.
-
-        Raises a group of failures once all have been tried.
-        """
+    async def due(self) -> Works:
+        """Return the next step of each open withdrawal, by its id."""
         if not self._lease.has_time():
-            return
-        works = [
-            self._advance(each.withdrawal_id, each.network) for each in await self._store.open()
-        ]
-        results = await asyncio.gather(*works, return_exceptions=True)
-        failures = [each for each in results if isinstance(each, BaseException)]
-        if failures:
-            raise BaseExceptionGroup("withdrawals were not advanced", failures)
+            return {}
+        return {
+            each.withdrawal_id: partial(self._advance, each.withdrawal_id, each.network)
+            for each in await self._store.open()
+        }
 
     async def _advance(self, withdrawal_id: str, network: str) -> None:
         async with self._writers.hold(network):
