@@ -31,6 +31,7 @@ from rpcsvc.orders.ports.wallets import (
     NetworkNames,
     NetworkState,
     Observation,
+    OrderingWallets,
 )
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.adapter import ChainAdapter, ServedNetwork
@@ -639,12 +640,12 @@ class EvmAdapter(ChainAdapter):
 class OnchainAuthorizations(AuthorizationWallets):
     """Carries out signed authorizations by the USDC adapter.
 
-    Takes new authorizations only while orders are taken (``require_ready``); carries out recorded
+    Takes new authorizations only while ``wallets`` take orders of the network; carries out recorded
     ones at any time.
     """
 
-    def __init__(self, require_ready: Callable[[], None], usdc: EvmAdapter) -> None:
-        self._require_ready = require_ready
+    def __init__(self, wallets: OrderingWallets, usdc: EvmAdapter) -> None:
+        self._wallets = wallets
         self._usdc = usdc
 
     @override
@@ -661,7 +662,9 @@ class OnchainAuthorizations(AuthorizationWallets):
 
     @override
     async def require_usable(self, record: AuthorizationRecord) -> None:
-        self._require_ready()
+        self._wallets.require_ready()
+        # Also not while its deposits are not seen: the payer's money would wait with the order.
+        self._wallets.fee(record.key.network)
         network = self._usdc.usable(record.key.network)
         with network.connection.watched():
             await network.authorizations.require_usable(record)
