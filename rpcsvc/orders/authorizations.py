@@ -22,6 +22,7 @@ from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositState, Order
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotCancellable, RateLimited, Unavailable
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.orders.rounds import Works, repeat
 from rpcsvc.orders.waits import Waits
 from rpcsvc.store.authorizations import (
     AuthorizationKey,
@@ -236,22 +237,21 @@ class Authorizations:
         """Carry on with unresolved authorizations until cancelled; the next start goes on with
         them.
         """
-        while True:
-            try:
-                await self.resume()
-            except* Unavailable as failures:
-                reason = failures.exceptions[0]
-                log.warning("authorizations_not_read", reason=str(reason))
-            await asyncio.sleep(self._poll_ms / 1000)
+        await repeat(
+            self.due,
+            self._poll_ms,
+            lambda reason: log.warning("authorizations_not_read", reason=reason),
+        )
 
-    async def resume(self) -> None:
-        """Look once at all unresolved authorizations: one after the other on each network."""
+    async def due(self) -> Works:
+        """Return a look at each network's unresolved authorizations, one after the other."""
         by_network: dict[str, list[AuthorizationRecord]] = {}
         for record in await self._store.unresolved():
             by_network.setdefault(record.key.network, []).append(record)
-        async with asyncio.TaskGroup() as group:
-            for records in by_network.values():
-                group.create_task(self._resume_in_turn(records))
+        return {
+            network: partial(self._resume_in_turn, records)
+            for network, records in by_network.items()
+        }
 
     async def _resume_in_turn(self, records: Sequence[AuthorizationRecord]) -> None:
         for record in records:

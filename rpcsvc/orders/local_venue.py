@@ -261,13 +261,12 @@ class LocalVenue(Venue):
 
     def _price(self, request: QuoteRequest, rate: Rate) -> tuple[Price, Fees, int]:
         """The price of any amount, the networks' fees, and the gas of a signed payment."""
-        direction, policy = request.direction, self._policy
-        fees = self._wallets.fees(
-            deposit_asset(direction), payout_asset(direction), request.chain.name
-        )
+        direction, policy, chain = request.direction, self._policy, request.chain
+        payout = self._wallets.fee(network_of(payout_asset(direction), chain))
+        refund = self._wallets.fee(network_of(deposit_asset(direction), chain))
         gas = self._funding_gas(request)
         # The gas is spent before the deposit is there, so that a refund bears it, too.
-        fees = Fees(fees.payout, fees.refund + gas)
+        fees = Fees(payout, refund + gas)
         own_spread = None if request.known is None else request.known.spread_bps
         price = Price(
             rate.usdc_per_xmr,

@@ -14,14 +14,14 @@ from typing import Final, Protocol
 from typing_extensions import override
 
 from rpcsvc.clock import steady_ms
-from rpcsvc.domain.chains import MONERO_NETWORK, ChainRegistry
+from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.money import USDC, XMR, Asset, Money
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.wallets import Fees, NetworkState, OrderingWallets
+from rpcsvc.orders.ports.wallets import NetworkState, OrderingWallets
 from rpcsvc.store.changes import PooledOrder
 from rpcsvc.store.replicas import PublishedState, SharedWallets, WalletState
 
@@ -47,14 +47,12 @@ class WalletPublisher:
         rows: SharedWallets,
         wallets: OrderingWallets,
         holdings: Callable[[str], Holdings],
-        chains: ChainRegistry,
         pool_size: int,
         steady: Callable[[], int] = steady_ms,
     ) -> None:
         self._rows = rows
         self._wallets = wallets
         self._holdings = holdings
-        self._chains = chains
         self._pool_size = pool_size
         self._steady = steady
         self._next_at = 0
@@ -85,14 +83,13 @@ class WalletPublisher:
 
     def _states(self) -> Iterator[WalletState]:
         refusal = _why(self._wallets.require_ready)
-        fees = self._fees()
         for network, state in self._wallets.states().items():
             held, shortage = self._held(network)
             yield WalletState(
                 network,
                 state.is_up,
                 state.node_height,
-                fees.get(network),
+                self._fee(network),
                 held,
                 shortage,
                 refusal,
@@ -104,14 +101,11 @@ class WalletPublisher:
         except Unavailable as error:
             return None, error.message
 
-    def _fees(self) -> dict[str, int]:
-        """Return the fee of a transfer on each network whose fee is known."""
-        found: dict[str, int] = {}
-        for chain in self._chains.all():
-            with suppress(Unavailable):
-                fees = self._wallets.fees(XMR, USDC, chain.name)
-                found |= {chain.name: fees.payout, MONERO_NETWORK: fees.refund}
-        return found
+    def _fee(self, network: str) -> int | None:
+        try:
+            return self._wallets.fee(network)
+        except Unavailable:
+            return None
 
 
 def _why(require: Callable[[], None]) -> str | None:
@@ -221,13 +215,10 @@ class PublishedWallets(OrderingWallets):
         return pool.pop()
 
     @override
-    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        return Fees(self._fee(payout, chain), self._fee(deposit, chain))
-
-    def _fee(self, asset: Asset, chain: str) -> int:
-        network = MONERO_NETWORK if asset is XMR else chain
+    def fee(self, network: str) -> int:
         fee = self._state(network).fee
         if fee is None:
+            asset = XMR if network == MONERO_NETWORK else USDC
             raise Unavailable(
                 f"{asset.symbol} on {network} can't be settled right now. Try again later."
             )

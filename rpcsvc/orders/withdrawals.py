@@ -57,6 +57,7 @@ from rpcsvc.orders.ports.wallets import (
     Wallets,
 )
 from rpcsvc.orders.processor import KeyedLocks
+from rpcsvc.orders.rounds import Works, repeat
 from rpcsvc.store.database import Commit, StaleWrite
 from rpcsvc.store.withdrawals import WithdrawalStore
 
@@ -163,8 +164,6 @@ class Withdrawals:
         self._ordering = ordering
         self._limits = limits
         self._writers = writers
-        # A USDC network: the fee of an XMR transfer is asked for by one.
-        self._chain = orders.profile.chains.all()[0].name
         self._clock = orders.clock
         self._lease = orders.lease
         self._waits: dict[str, _Wait] = {}
@@ -251,7 +250,7 @@ class Withdrawals:
                 " withdrawals shows when it is over"
             )
         await self._ordering.require_payable(network, address, field="to")
-        fee, now = self._fee(network), self._clock.now_ms()
+        fee, now = self._ordering.fee(network), self._clock.now_ms()
         require_storable(Money(request.units + fee, asset))
         item = Withdrawal(
             request.withdrawal_id, network, asset, address, request.units, fee, now, now
@@ -284,12 +283,6 @@ class Withdrawals:
     async def _open_on(self, network: str) -> Withdrawal | None:
         return next((each for each in await self._store.open() if each.network == network), None)
 
-    def _fee(self, network: str) -> int:
-        """Units that the network may take besides. Raises errors.Unavailable before it is known."""
-        if network == MONERO_NETWORK:
-            return self._ordering.fees(USDC, XMR, self._chain).payout
-        return self._ordering.fees(XMR, USDC, network).payout
-
     async def _require_free(self, item: Withdrawal) -> int | None:
         """Return the most that may be reserved on the network; None: no limit. Raises
         WithdrawalRefused.
@@ -312,27 +305,20 @@ class Withdrawals:
 
     async def run(self) -> None:
         """Advance open withdrawals until cancelled; the next start resumes them."""
-        while True:
-            try:
-                await self.resume()
-            except* Unavailable as failures:
-                log.warning("withdrawals_not_advanced", reason=str(failures.exceptions[0]))
-            await asyncio.sleep(self._engine.poll_ms / 1000)
+        await repeat(
+            self.due,
+            self._engine.poll_ms,
+            lambda reason: log.warning("withdrawals_not_advanced", reason=reason),
+        )
 
-    async def resume(self) -> None:
-        """Advance each open withdrawal once, different networks at the same time.
-
-        Raises a group of failures once all have been tried.
-        """
+    async def due(self) -> Works:
+        """Return the next step of each open withdrawal, by its id."""
         if not self._lease.has_time():
-            return
-        works = [
-            self._advance(each.withdrawal_id, each.network) for each in await self._store.open()
-        ]
-        results = await asyncio.gather(*works, return_exceptions=True)
-        failures = [each for each in results if isinstance(each, BaseException)]
-        if failures:
-            raise BaseExceptionGroup("withdrawals were not advanced", failures)
+            return {}
+        return {
+            each.withdrawal_id: partial(self._advance, each.withdrawal_id, each.network)
+            for each in await self._store.open()
+        }
 
     async def _advance(self, withdrawal_id: str, network: str) -> None:
         async with self._writers.hold(network):

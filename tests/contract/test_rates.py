@@ -18,7 +18,6 @@ from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.http.rates import PATHS
-from rpcsvc.orders.ports.wallets import Fees
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from tests.contract.described import check_response, openapi_of
 from tests.contract.relaying import service
@@ -314,13 +313,12 @@ async def test_pairs_of_a_network_that_is_down_are_left_out(
 async def test_pair_whose_least_amount_is_eaten_by_fees_is_left_out(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fees = SandboxEngine.fees
+    usual = SandboxEngine.fee
 
-    def dear(self: SandboxEngine, deposit: Any, payout: Any, chain: str) -> Fees:
-        found = fees(self, deposit, payout, chain)
-        return Fees(60 * 10**6, found.refund) if chain == "ethereum" else found
+    def dear(self: SandboxEngine, network: str) -> int:
+        return 60 * 10**6 if network == "ethereum" else usual(self, network)
 
-    monkeypatch.setattr(SandboxEngine, "fees", dear)
+    monkeypatch.setattr(SandboxEngine, "fee", dear)
     pairs = {(each["direction"], each["chain"]) for each in await listed(served)}
     assert ("x2u", "ethereum") not in pairs
     assert ("x2u", "base") in pairs

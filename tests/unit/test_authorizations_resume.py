@@ -73,10 +73,11 @@ async def test_authorization_waits_while_the_lease_has_no_time() -> None:
     store, wallets = Store(recorded(QUICK, 1)), Wallets()
     lease = Lease(SETTLER, 1, MARGIN_MS, lambda: 0)
     authorizations = funding(store, wallets, lease)
-    await authorizations.resume()
-    assert wallets.asked == []
-    lease.extend(MARGIN_MS + 1)
-    await authorizations.resume()
+    for _ in range(2):
+        for look in (await authorizations.due()).values():
+            await look()
+        lease.extend(MARGIN_MS + 1)
+    assert wallets.asked == ["ord_1"]
     assert store.sent() == {"ord_1"}
 
 
@@ -99,11 +100,14 @@ async def test_a_slow_node_holds_up_its_own_network_only() -> None:
         await until(lambda: store.has_sent("ord_3"))
         assert sorted(wallets.asked) == ["ord_1", "ord_3"]
         assert store.sent() == {"ord_3"}
+        later = recorded(QUICK, 4)
+        store.records[later.key] = later
+        await until(lambda: store.has_sent("ord_4"))
         wallets.answers.set()
         await until(lambda: store.has_sent("ord_1", "ord_2"))
 
     await while_running(funding(store, wallets), check)
-    assert sorted(wallets.asked) == ["ord_1", "ord_2", "ord_3"]
+    assert sorted(wallets.asked) == ["ord_1", "ord_2", "ord_3", "ord_4"]
 
 
 async def test_a_database_that_comes_back_is_asked_again() -> None:

@@ -376,15 +376,19 @@ def test_close_that_was_killed_is_finished_by_the_same_command(
     assert "closed already" in cli.err
 
 
+@pytest.mark.parametrize("named", [(), (TXID,)])
 def test_killed_close_looks_again_whether_the_payout_is_mined(
-    cli: Cli, published: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, published: str, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...]
 ) -> None:
     ends(monkeypatch, None)
-    command = ("payouts", "close", published, "--note", "gone")
-    assert killed_at(2, cli, *command)
+    command = ("payouts", "close", published)
+    assert killed_at(2, cli, *command, "--note", "gone")
     ends(monkeypatch, NotAdopted("its payment is in block 5"))
-    assert cli(*command) == FAILED
+    assert cli(*command, *named, "--note", "gone") == FAILED
     assert "in block 5" in cli.err
+    ends(monkeypatch, None)
+    assert cli(*command, *named, "--note", "gone") == OK, cli.err
+    assert "it is yours to pay" in cli.out
 
 
 def test_killed_close_says_that_the_payout_has_failed_since(
@@ -425,11 +429,30 @@ def test_killed_close_of_a_planned_payout_lets_nothing_be_paid(
     assert check_database(cli.data_dir) == []
 
 
-@pytest.mark.parametrize("state", [EvmPaymentState.PUBLISHED, EvmPaymentState.SETTLED])
-def test_close_ends_a_usdc_payout_that_its_record_calls_settled(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: EvmPaymentState
+def test_killed_close_by_another_txid_is_finished_without_a_look(
+    cli: Cli, order: Order, tmp_path: Path
 ) -> None:
-    """The order was not told before a reorganisation took it, and it fails no more by itself."""
+    """The wallet has a payment of the planned payout, which the payment journal brought back."""
+
+    async def restore() -> None:
+        async with opened(tmp_path) as books:
+            await books.monero.adopt_wallet(WALLET)
+            await books.monero.add_payment(xmr_payment(order, TXID))
+
+    asyncio.run(restore())
+    name = order.transfers[0].transfer_id
+    command = ("payouts", "close", name, "cd" * 32, "--note", "from the cold wallet")
+    assert killed_at(2, cli, *command)
+    assert cli(*command) == OK, cli.err
+    assert "paid as you say" in cli.out
+    assert (booked(cli, name).state, booked(cli, name).txid) == ("settled", "cd" * 32)
+
+
+def unknown_usdc_payout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: EvmPaymentState
+) -> tuple[str, list[Exception]]:
+    """Publish a payout whose payment has a state; its id, and what the looks at it raise."""
+    raised: list[Exception] = []
 
     async def pay() -> str:
         async with opened(tmp_path) as books:
@@ -449,6 +472,8 @@ def test_close_ends_a_usdc_payout_that_its_record_calls_settled(
 
     async def require_unminable(_connection: object, payment: EvmPayment) -> None:
         assert payment.payment_id == name
+        if raised:
+            raise raised.pop()
 
     class Node:
         client, network = Client(), SimpleNamespace(name="arbitrum")
@@ -458,11 +483,35 @@ def test_close_ends_a_usdc_payout_that_its_record_calls_settled(
     monkeypatch.setattr(transfers, "require_unminable", require_unminable)
     monkeypatch.setattr(wiring, "served_chains", lambda *_: ())
     monkeypatch.setattr(wiring, "evm_nodes", lambda *_: [Node()])
+    return name, raised
+
+
+@pytest.mark.parametrize("state", [EvmPaymentState.PUBLISHED, EvmPaymentState.SETTLED])
+def test_close_ends_a_usdc_payout_that_its_record_calls_settled(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: EvmPaymentState
+) -> None:
+    """The order was not told before a reorganisation took it, and it fails no more by itself."""
+    name, _ = unknown_usdc_payout(tmp_path, monkeypatch, state)
     is_settled = state is EvmPaymentState.SETTLED
     said = cli("payouts", "close", name, "--note", "I pay it from the cold wallet")
     assert said == (OK if is_settled else FAILED), cli.err
     assert booked(cli, name).state == ("settled" if is_settled else "unknown")
     assert ("it fails by itself" in cli.err) is not is_settled
+
+
+def test_killed_close_looks_again_for_a_usdc_payout_by_its_txid(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, raised = unknown_usdc_payout(tmp_path, monkeypatch, EvmPaymentState.SETTLED)
+    command = ("payouts", "close", name)
+    assert killed_at(2, cli, *command, "--note", "gone")
+    txid = booked(cli, name).txid
+    assert txid is not None
+    raised.append(NotAdopted("its payment is on the chain"))
+    assert cli(*command, txid, "--note", "it came back") == FAILED
+    assert "on the chain" in cli.err
+    assert cli(*command, txid, "--note", "gone") == OK, cli.err
+    assert "can't be mined any more" in cli.out
 
 
 def test_close_of_a_lost_usdc_payout_holds_its_order(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
 
@@ -29,6 +32,7 @@ from rpcsvc.orders.ports.wallets import (
 )
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine, PayoutGuard
+from rpcsvc.settlement.onchain.evm.adapter import OnchainAuthorizations
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
@@ -52,14 +56,6 @@ class Rig:
         guard = PayoutGuard(self.switch, CAPS, signed or SignedBooks(), ManualClock())
         adapters = cast("Any", (self.xmr, self.usdc))
         self.engine = OnchainEngine(adapters, guard, floors=FLOORS, poll_ms=10)
-
-
-def test_payout_fee_is_of_its_asset_and_refund_fee_of_deposit(tmp_path: Path) -> None:
-    engine = Rig(tmp_path).engine
-    fees = engine.fees(XMR, USDC, "arbitrum")
-    assert (fees.payout, fees.refund) == (len("arbitrum"), 1)
-    back = engine.fees(USDC, XMR, "arbitrum")
-    assert (back.payout, back.refund) == (1, len("arbitrum"))
 
 
 def unstarted() -> MoneroAdapter:
@@ -188,10 +184,38 @@ async def test_network_whose_scan_fails_takes_no_orders_and_others_do(tmp_path: 
     both.base.observe = breaks(KeyError("a bug"))  # type: ignore[method-assign]
     await both.engine.observe()
     both.engine.require_ready()
-    assert both.engine.fees(XMR, USDC, "arbitrum").payout == len("arbitrum")
-    for deposit, payout in ((XMR, USDC), (USDC, XMR)):
-        with pytest.raises(Unavailable, match="USDC on base can't be settled"):
-            both.engine.fees(deposit, payout, "base")
+    assert (both.engine.fee("arbitrum"), both.engine.fee("monero")) == (len("arbitrum"), 1)
+    with pytest.raises(Unavailable, match="USDC on base can't be settled"):
+        both.engine.fee("base")
+
+
+async def test_network_that_is_not_seen_takes_no_signed_payment(tmp_path: Path) -> None:
+    """One that is on record goes on."""
+    both, called = TwoNetworks(tmp_path), list[tuple[str, str]]()
+    both.base.observe = breaks(KeyError("a bug"))  # type: ignore[method-assign]
+    await both.engine.observe()
+
+    class Usdc:
+        def usable(self, _network: str) -> Any:
+            async def note(call: str, record: Any) -> None:
+                called.append((call, record.key.network))
+
+            calls = {call: partial(note, call) for call in ("require_usable", "carry_out")}
+            return SimpleNamespace(
+                connection=SimpleNamespace(watched=nullcontext),
+                authorizations=SimpleNamespace(**calls),
+            )
+
+    wallets = OnchainAuthorizations(both.engine, cast("Any", Usdc()))
+    base, arbitrum = (
+        cast("Any", SimpleNamespace(key=SimpleNamespace(network=name)))
+        for name in ("base", "arbitrum")
+    )
+    with pytest.raises(Unavailable, match="USDC on base can't be settled"):
+        await wallets.require_usable(base)
+    await wallets.require_usable(arbitrum)
+    await wallets.carry_out(base)
+    assert called == [("require_usable", "arbitrum"), ("carry_out", "base")]
 
 
 async def test_upkeep_that_hangs_delays_no_other(tmp_path: Path) -> None:

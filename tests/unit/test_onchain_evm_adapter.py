@@ -88,23 +88,49 @@ async def test_upkeep_fault_names_its_own_network_only(
     assert "the upkeep of" not in (Health.of(await adapter.conditions()).detail or "")
 
 
+async def hangs_on_arbitrum(network: EvmNetworkAdapter) -> None:
+    if network.network.name == "arbitrum":
+        await asyncio.Event().wait()
+
+
 async def test_replica_looks_soon_at_a_node_that_fails_and_else_rarely(
     adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problems, pauses = {"base": iter(("down", None, "down"))}, list[float]()
+    """And waits with it for no node that hangs."""
+    problems, pauses = iter(("down", None, "down")), list[float]()
 
     async def look(network: EvmNetworkAdapter) -> None:
-        network.connection.problem = next(problems.get(network.network.name, iter(())), None)
+        await hangs_on_arbitrum(network)
+        network.connection.problem = next(problems)
 
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 3:
-            raise asyncio.CancelledError
+            looking.cancel()
+        await asyncio.sleep(0)
 
     monkeypatch.setattr(EvmNetworkAdapter, "look", look)
-    with pytest.raises(asyncio.CancelledError):
-        await adapter.look(pause)
+    looking = asyncio.create_task(adapter.look(pause))
+    await asyncio.wait([looking], timeout=5)
     assert pauses == [5, 20, 5]
+
+
+async def test_start_waits_briefly_for_a_node_that_hangs(
+    adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polled = list[str]()
+
+    async def poll(network: EvmNetworkAdapter) -> None:
+        await hangs_on_arbitrum(network)
+        polled.append(network.network.name)
+
+    monkeypatch.setattr(EvmNetworkAdapter, "poll", poll)
+    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.START_SECONDS", 0.01)
+    async with asyncio.timeout(5):
+        await adapter.start()
+    await adapter.close()
+    assert polled == ["base"]
+    assert "the upkeep of" not in (Health.of(await adapter.conditions()).detail or "")
 
 
 class Looks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,12 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from rpcsvc.domain.money import USDC, Asset
+from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.domain.reservations import Holdings, ReservationChange
 from rpcsvc.domain.withdrawals import SIGN_WITHIN_MS, Withdrawal, stepped
 from rpcsvc.errors import AmountAboveMaximum, IdempotencyConflict, InvalidInput, Unavailable
 from rpcsvc.orders.ports.wallets import (
-    Fees,
     Outcome,
     PreparedTransfer,
     Record,
@@ -34,12 +34,12 @@ from rpcsvc.orders.withdrawals import (
     Withdrawals,
     read_request,
 )
-from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.leases import SETTLER, Lease
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.reservations import reservation_statements
 from rpcsvc.store.withdrawals import WithdrawalStore
+from tests.e2e.processes import until
 from tests.sandbox import EVM, MONERO, ManualClock
 
 OTHER = "0x" + "0b" * 20
@@ -72,16 +72,18 @@ class ScriptedWallets:
         self.refuses: Exception | None = None
         self.says: Outcome | None = None
         self.leaves: Mapping[str, int] = {}
+        self.settled_on = {"arbitrum", "monero"}
 
     def is_paused(self) -> bool:
         return self.paused
 
-    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        assert (deposit, payout, chain) != (payout, deposit, "")
-        return Fees(FEE, FEE)
+    def fee(self, network: str) -> int:
+        if network not in self.settled_on:
+            raise Unavailable(f"{network} can't be settled right now")
+        return FEE
 
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
-        assert (network, field) == ("arbitrum", "to"), address
+        assert (network in ("arbitrum", "monero"), field) == (True, "to"), address
 
     def _at(self, step: str) -> None:
         if self.die == step:
@@ -144,10 +146,7 @@ class Service:
         wallets.holdings = lambda _: Holdings(free, 0, 0)
         limits = WithdrawalLimits(names, {} if cap is None else {USDC: cap})
         self.lease = Lease(SETTLER, 1, lease_ends)
-        orders: Any = SimpleNamespace(
-            profile=SimpleNamespace(chains=read_chains(None)),
-            store=self.orders, clock=clock, lease=self.lease,
-        )  # fmt: skip
+        orders: Any = SimpleNamespace(store=self.orders, clock=clock, lease=self.lease)
         self.made = Withdrawals(self.store, orders, wallets, wallets, limits, KeyedLocks())
 
     def restarted(self, **changed: Any) -> Service:
@@ -160,6 +159,12 @@ class Service:
         found = await self.store.find(NAME)
         assert found is not None
         return found
+
+
+async def advance(service: Service) -> None:
+    """Take the next step of each open withdrawal, one after the other."""
+    for step in (await service.made.due()).values():
+        await step()
 
 
 def asked(amount: str = "5", to: str = EVM, name: str = NAME) -> WithdrawalRequest:
@@ -231,7 +236,7 @@ async def test_withdrawal_with_its_fee_can_be_stored(service: Service) -> None:
 
 async def test_withdrawal_is_not_signed_near_the_end_of_the_lease(service: Service) -> None:
     await service.made.make(asked())
-    await service.restarted(lease_ends=0).made.resume()
+    await advance(service.restarted(lease_ends=0))
     assert (await service.first()).state is TransferState.PLANNED
     assert service.chain.serial == 0
 
@@ -247,7 +252,7 @@ async def test_withdrawal_signed_without_time_left_is_not_recorded(
         await prepare(transfer, companions, record, leaves)
 
     monkeypatch.setattr(service.wallets, "prepare", slow)
-    await service.made.resume()
+    await advance(service)
     assert (await service.first()).state is TransferState.PLANNED
     assert service.chain.serial == 1
 
@@ -281,7 +286,7 @@ async def test_withdrawal_leaves_what_orders_reserve(service: Service) -> None:
     assert await short.reserved() == 4_000_000
     assert (await short.made.make(asked("4.9"))).units == 4_900_000
     assert await short.reserved() == 9_000_000
-    await short.made.resume()
+    await advance(short)
     assert short.wallets.leaves == {NAME: 4_000_000}
 
 
@@ -297,21 +302,33 @@ async def test_withdrawal_is_not_made_while_payouts_are_paused(service: Service)
         await service.made.make(asked())
 
 
+@pytest.mark.parametrize("request_", [read_request(NAME, "monero", "1", MONERO), asked()])
+async def test_withdrawal_needs_no_other_network(
+    database: SqliteDatabase, request_: WithdrawalRequest
+) -> None:
+    service = Service(database, ManualClock(), Chain(), free=2 * 10**12)
+    service.wallets.settled_on = {"arbitrum", "monero"} - {request_.network}
+    with pytest.raises(Unavailable, match=f"{request_.network} can't be settled"):
+        await service.made.make(request_)
+    service.wallets.settled_on = {request_.network}
+    assert (await service.made.make(request_)).fee == FEE
+
+
 # --- execution ---------------------------------------------------------------------------------
 
 
 async def test_withdrawal_is_signed_published_and_settled(service: Service) -> None:
     await service.made.make(asked())
-    await service.made.resume()
+    await advance(service)
     assert (await service.first()).state is TransferState.PUBLISHED
     service.chain.settled = True
-    await service.made.resume()
+    await advance(service)
     end = await service.first()
     assert (end.state, end.txid) == (TransferState.SETTLED, "tx1")
     assert service.chain.taken == {"tx1": EVM}
     assert await service.reserved() == 0
     assert await service.made.make(asked()) == end
-    await service.made.resume()
+    await advance(service)
     assert service.chain.serial == 1
 
 
@@ -324,17 +341,16 @@ STEPS = [
 async def test_withdrawal_survives_a_kill_at_each_step(database: SqliteDatabase, die: str) -> None:
     service = Service(database, ManualClock(), Chain(), die)
     await service.made.make(asked())
-    with pytest.raises(BaseExceptionGroup) as killed:
+    with pytest.raises(Killed):
         for _ in range(3):
-            await service.made.resume()
-    assert killed.group_contains(Killed)
+            await advance(service)
     after = service.restarted()
     assert await after.reserved() == 5_000_000 + FEE
     assert (await after.made.make(asked())).withdrawal_id == NAME
-    await after.made.resume()
+    await advance(after)
     after.chain.settled = True
-    await after.made.resume()
-    await after.made.resume()
+    await advance(after)
+    await advance(after)
     assert (await after.first()).state is TransferState.SETTLED
     assert list(after.chain.taken.values()) == [EVM]
     assert await after.reserved() == 0
@@ -343,12 +359,12 @@ async def test_withdrawal_survives_a_kill_at_each_step(database: SqliteDatabase,
 async def test_withdrawal_of_unknown_outcome_publishes_the_same_bytes(service: Service) -> None:
     service.wallets.says = Outcome.UNKNOWN
     await service.made.make(asked())
-    await service.made.resume()
+    await advance(service)
     unknown = await service.first()
     assert (unknown.state, unknown.reason) == (TransferState.UNKNOWN, "as the test says")
     service.wallets.says = None
-    await service.made.resume()
-    await service.made.resume()
+    await advance(service)
+    await advance(service)
     assert (await service.first()).state is TransferState.PUBLISHED
     assert service.chain.taken == {"tx1": EVM}
     assert service.chain.serial == 1
@@ -357,7 +373,7 @@ async def test_withdrawal_of_unknown_outcome_publishes_the_same_bytes(service: S
 async def test_withdrawal_that_failed_frees_its_money(service: Service) -> None:
     await service.made.make(asked())
     service.wallets.says = Outcome.FAILED
-    await service.made.resume()
+    await advance(service)
     end = await service.first()
     assert (end.state, end.reason) == (TransferState.FAILED, "as the test says")
     assert await service.reserved() == 0
@@ -366,7 +382,7 @@ async def test_withdrawal_that_failed_frees_its_money(service: Service) -> None:
 async def test_withdrawal_that_can_t_be_prepared_fails(service: Service) -> None:
     service.wallets.refuses = TransferRejected("the destination is on the token's blacklist")
     await service.made.make(asked())
-    await service.made.resume()
+    await advance(service)
     end = await service.first()
     assert (end.state, end.txid) == (TransferState.FAILED, None)
     assert "blacklist" in (end.reason or "")
@@ -377,13 +393,13 @@ async def test_withdrawal_that_waits_says_why_and_is_tried_again(service: Servic
     service.wallets.refuses = Unavailable("it is over the cap per transfer of 1 USDC")
     await service.made.make(asked())
     with capture_logs():
-        await service.made.resume()
+        await advance(service)
     assert service.made.waits_for(NAME) == "it is over the cap per transfer of 1 USDC"
     service.wallets.refuses = None
-    await service.made.resume()
+    await advance(service)
     assert (await service.first()).state is TransferState.PLANNED
     service.clock.now += RETRY_MS
-    await service.made.resume()
+    await advance(service)
     assert (await service.first()).state is TransferState.PUBLISHED
     assert service.made.waits_for(NAME) is None
 
@@ -392,10 +408,10 @@ async def test_unsigned_withdrawal_is_cancelled_in_time(service: Service) -> Non
     service.wallets.refuses = Unavailable("The hot wallet lacks ether for gas.")
     await service.made.make(asked())
     with capture_logs():
-        await service.made.resume()
+        await advance(service)
     service.clock.now += SIGN_WITHIN_MS
     service.wallets.refuses = None
-    await service.made.resume()
+    await advance(service)
     end = await service.first()
     assert end.state is TransferState.CANCELLED
     assert end.reason == "not signed within 10 minutes: The hot wallet lacks ether for gas."
@@ -406,7 +422,7 @@ async def test_address_that_was_taken_off_the_list_is_not_paid(service: Service)
     await service.made.make(asked())
     later = service.restarted(allowed={"arbitrum": (OTHER,)})
     with capture_logs() as logs:
-        await later.made.resume()
+        await advance(later)
     assert "withdrawal_recipient_refused" in [line["event"] for line in logs]
     assert later.chain.serial == 0
     # Its record can still be read.
@@ -423,7 +439,7 @@ async def test_bytes_that_pay_something_else_are_not_recorded(service: Service) 
 
     service.wallets.prepare = prepare  # type: ignore[method-assign]
     with capture_logs():
-        await service.made.resume()
+        await advance(service)
     assert (await service.first()).state is TransferState.PLANNED
 
 
@@ -434,7 +450,7 @@ async def test_payment_on_record_is_adopted_after_a_restore(service: Service) ->
     service.store.cancel = _refused  # type: ignore[method-assign]
     service.clock.now += SIGN_WITHIN_MS
 
-    await service.made.resume()
+    await advance(service)
     assert planned.state is TransferState.PLANNED
     assert (await service.first()).state is TransferState.PUBLISHED
 
@@ -455,19 +471,47 @@ async def test_payment_of_other_terms_under_the_id_is_a_conflict(service: Servic
         await service.made.make(asked())
 
 
-async def test_networks_do_not_wait_for_one_another(service: Service) -> None:
-    await service.made.make(asked())
-    broken = replace(await service.first(), withdrawal_id="wd_broken", network="base", asset=USDC)
-    await service.store.add(broken, None)
-    original = service.store.change
+@pytest.mark.parametrize("is_broken", [False, True])
+async def test_withdrawal_waits_for_no_other_network(
+    service: Service, monkeypatch: pytest.MonkeyPatch, *, is_broken: bool
+) -> None:
+    """One that is made while the wallet of another network hangs, or its rows are broken."""
+    first = await service.made.make(asked())
+    other = replace(first, withdrawal_id="wd_other", network="base", address=OTHER)
+    await service.store.add(other, None)
+    service.made.allowed["base"] = (OTHER,)  # type: ignore[index]
+    monkeypatch.setattr("rpcsvc.orders.withdrawals.ENGINE_TIMEOUT_SECONDS", 3_600)
+    prepare, reached = service.wallets.prepare, asyncio.Event()
 
-    async def change(before: Withdrawal, after: Withdrawal, commit: Any = None) -> None:
-        if before.network == "base":
+    async def stuck(transfer: Transfer, companions: Any, record: Record, leaves: Any) -> None:
+        if transfer.network == "base":
+            reached.set()
+            if not is_broken:
+                await asyncio.Event().wait()
+        await prepare(transfer, companions, record, leaves)
+
+    change = service.store.change
+
+    async def broken(before: Withdrawal, after: Withdrawal, commit: Any = None) -> None:
+        if is_broken and before.network == "base":
             raise LookupError("a broken row")
-        await original(before, after, commit)
+        await change(before, after, commit)
 
-    service.store.change = change  # type: ignore[method-assign]
-    service.made.allowed["base"] = (EVM,)  # type: ignore[index]
+    async def is_settled(name: str) -> bool:
+        found = await service.store.find(name)
+        return found is not None and found.state is TransferState.SETTLED
+
+    service.wallets.prepare = stuck  # type: ignore[method-assign]
+    service.store.change = broken  # type: ignore[method-assign]
+    service.chain.settled = True
     with capture_logs():
-        await service.made.resume()
-    assert (await service.first()).state is TransferState.PUBLISHED
+        running = asyncio.create_task(service.made.run())
+        try:
+            await reached.wait()
+            await until(lambda: is_settled(NAME))
+            await service.made.make(asked(name="wd_second"))
+            await until(lambda: is_settled("wd_second"))
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    assert list(service.chain.taken.values()) == [EVM, EVM]

@@ -270,7 +270,9 @@ class _Closing:
             closed = await self._paid_with(opened)
         else:
             closed, ended_by = cut
-            is_paid = paid_by is not None or not await self._is_signed(opened)
+            signed = await self._signed(opened)
+            # The wallet's own transaction is looked for again, also where it is named now.
+            is_paid = not signed or paid_by not in (None, *signed)
         if is_paid:
             await self._settle(opened, ended_by)
             return (
@@ -324,12 +326,14 @@ class _Closing:
                 " good: the same without TXID."
             )
 
-    async def _is_signed(self, opened: OpenTransfer) -> bool:
-        """Return whether a wallet has a payment of the transfer on record."""
+    async def _signed(self, opened: OpenTransfer) -> list[str]:
+        """Return the transactions of the wallet's payment of the transfer; empty: there is none."""
         name = opened.transfer.transfer_id
         if opened.transfer.network == MONERO:
-            return await MoneroLedger(self.database).payment(name) is not None
-        return await EvmPaymentLedger(self.database).payment(name) is not None
+            xmr = await MoneroLedger(self.database).payment(name)
+            return [] if xmr is None else [xmr.txid]
+        usdc = await EvmPaymentLedger(self.database).payment(name)
+        return [] if usdc is None else [each.txid for each in usdc.attempts]
 
     # --- signed payments -----------------------------------------------------------------------
 

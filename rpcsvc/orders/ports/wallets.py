@@ -181,10 +181,10 @@ class OrderingWallets(Protocol):
         """Return a fresh deposit address that no other order has or will have."""
         ...
 
-    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        """Return the network fees: the payout's in payout units, a refund's in deposit units.
+    def fee(self, network: str) -> int:
+        """Return the network fee of a transfer, in units of the network's asset.
 
-        ``chain`` is the USDC side. Raises errors.Unavailable while they are not known.
+        Raises errors.Unavailable while it is not known, or nothing can be settled on the network.
         """
         ...
 

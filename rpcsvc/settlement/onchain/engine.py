@@ -28,7 +28,6 @@ from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.health import Health, Severity, texts_of
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Fees,
     LacksFunds,
     NetworkNames,
     NetworkState,
@@ -402,21 +401,13 @@ class OnchainEngine(Wallets):
         return self._adapters[asset].deposit_address()
 
     @override
-    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        return Fees(self._fee(payout, chain), self._fee(deposit, chain))
-
-    def _fee(self, asset: Asset, chain: str) -> int:
-        """Return the fee of a transfer of ``asset`` in a swap with USDC on ``chain``.
-
-        Raises errors.Unavailable, also while deposits on that network are not seen.
-        """
-        name = _network_of(asset, chain)
-        network = self._of(name)
-        if self._watches[name].is_blind():
+    def fee(self, network: str) -> int:
+        found = self._of(network)
+        if self._watches[network].is_blind():
             raise Unavailable(
-                f"{asset.symbol} on {name} can't be settled right now. Try again later."
+                f"{found.asset.symbol} on {network} can't be settled right now. Try again later."
             )
-        return network.fee()
+        return found.fee()
 
     @override
     def holdings(self, network: str) -> Holdings:
@@ -600,12 +591,7 @@ class OnchainEngine(Wallets):
 
     def _side(self, asset: Asset, chain: str) -> ServedNetwork:
         """Return the network that carries ``asset`` in a swap with USDC on ``chain``."""
-        return self._of(_network_of(asset, chain))
-
-
-def _network_of(asset: Asset, chain: str) -> str:
-    """Return the name of the network that carries ``asset`` in a swap with USDC on ``chain``."""
-    return MONERO_NETWORK if asset is XMR else chain
+        return self._of(MONERO_NETWORK if asset is XMR else chain)
 
 
 async def _told(look: Callable[[], Awaitable[str | None]]) -> Health:

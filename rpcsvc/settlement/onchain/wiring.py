@@ -118,8 +118,8 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
         wallets: OrderingWallets
         if lease.is_held:
             wallets = engine
-            authorizations = OnchainAuthorizations(engine.require_ready, usdc)
-            publisher = WalletPublisher(rows, engine, engine.holdings, served, pool_size(settings))
+            authorizations = OnchainAuthorizations(engine, usdc)
+            publisher = WalletPublisher(rows, engine, engine.holdings, pool_size(settings))
             try:
                 settlement = await settling_service(
                     orders, engine, rates.source, limits, authorizations, publisher.publish
@@ -132,7 +132,7 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
         else:
             usdc.open()
             wallets = published = PublishedWallets(rows, engine, context.random)
-            authorizations = OnchainAuthorizations(published.require_ready, usdc)
+            authorizations = OnchainAuthorizations(published, usdc)
             settlement = await replica(
                 orders, engine, published, rates.source, limits, authorizations, published.refresh
             )

@@ -37,7 +37,6 @@ from rpcsvc.orders.authorizations import AuthorizationWallets, Carried
 from rpcsvc.orders.ports.venue import Rate, RateSource
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Fees,
     NetworkNames,
     NetworkState,
     Observation,
@@ -180,8 +179,8 @@ class SandboxEngine(Wallets, RateSource):
         pass
 
     @override
-    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        return Fees(self._fees[payout.symbol], self._fees[deposit.symbol])
+    def fee(self, network: str) -> int:
+        return self._fees[asset_of(network).symbol]
 
     @override
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
@@ -465,7 +464,7 @@ class SimulatedAuthorizations(AuthorizationWallets):
 
     @override
     def fee(self, network: str) -> int:
-        return self._engine.fees(USDC, XMR, network).refund
+        return self._engine.fee(network)
 
     @override
     async def require_usable(self, record: AuthorizationRecord) -> None:

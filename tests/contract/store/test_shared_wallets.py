@@ -11,15 +11,13 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, Money
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.reservations import Holdings, counted, reservations_of
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.wallets import Fees, NetworkState
+from rpcsvc.orders.ports.wallets import NetworkState
 from rpcsvc.orders.shared_wallets import EVERY_MS, MAX_AGE_MS, PublishedWallets, WalletPublisher
-from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.changes import Change, HistoryEntry, PooledOrder
 from rpcsvc.store.database import Database, StaleWrite, StoreConflict, Tables
@@ -31,7 +29,6 @@ from tests.unit.reserving import numbered
 
 POOL: Final = 8
 NEEDED: Final = reservations_of(numbered(1))["arbitrum"]
-ARBITRUM: Final = ChainRegistry([read_chains(None).resolve("arbitrum")])
 NETWORKS: Final = ("arbitrum", "monero")
 
 
@@ -43,7 +40,7 @@ class Settling:
     def __init__(self) -> None:
         self.numbers = count(1)
         self.free: dict[str, int | None] = {"arbitrum": 10 * NEEDED, "monero": 10**12}
-        self.fee: int | None = 7
+        self.fees: dict[str, int | None] = {"arbitrum": 7, "monero": 70}
         self.refusal: str | None = None
         self.ready = 10**6
 
@@ -57,11 +54,11 @@ class Settling:
         self.ready -= 1
         return f"{asset.symbol} {next(self.numbers)}"
 
-    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        assert (deposit, payout, chain) == (XMR, USDC, "arbitrum")
-        if self.fee is None:
+    def fee(self, network: str) -> int:
+        fee = self.fees[network]
+        if fee is None:
             raise Unavailable("no fee is known")
-        return Fees(self.fee, 10 * self.fee)
+        return fee
 
     def states(self) -> Mapping[str, NetworkState]:
         return {name: NetworkState(node_height=100) for name in NETWORKS}
@@ -115,9 +112,7 @@ class Replicas:
 
     def another_settler(self) -> WalletPublisher:
         wallets = self.settling
-        return WalletPublisher(
-            self.rows, wallets, wallets.holdings, ARBITRUM, POOL, steady=lambda: self.now
-        )
+        return WalletPublisher(self.rows, wallets, wallets.holdings, POOL, steady=lambda: self.now)
 
     async def joined(self, rows: SharedWallets | None = None) -> PublishedWallets:
         """One that has started now."""
@@ -186,16 +181,16 @@ async def test_replicas_see_the_published_state(replicas: Replicas) -> None:
     there.require_ready()
     assert (await there.health()).ok
     assert there.holdings("arbitrum") == Holdings(10 * NEEDED, 5, 60)
-    assert there.fees(XMR, USDC, "arbitrum") == Fees(7, 70)
-    assert there.fees(USDC, XMR, "arbitrum") == Fees(70, 7)
+    assert (there.fee("arbitrum"), there.fee("monero")) == (7, 70)
     assert await there.confirmations(DepositKey("monero", "t", 97)) == 3
     assert there.states()["monero"] == NetworkState(node_height=100)
-    replicas.settling.free["arbitrum"], replicas.settling.fee = None, None
+    replicas.settling.free["arbitrum"] = replicas.settling.fees["arbitrum"] = None
     await replicas.pass_(there)
     with pytest.raises(Unavailable, match="arbitrum is short"):
         there.holdings("arbitrum")
     with pytest.raises(Unavailable, match="USDC on arbitrum can't be settled"):
-        there.fees(XMR, USDC, "arbitrum")
+        there.fee("arbitrum")
+    assert there.fee("monero") == 70
     replicas.settling.refusal = "XMR can't be settled."
     await replicas.pass_(there)
     with pytest.raises(Unavailable, match=r"XMR can't be settled\."):
@@ -205,15 +200,15 @@ async def test_replicas_see_the_published_state(replicas: Replicas) -> None:
 async def test_it_is_read_and_published_once_a_second(replicas: Replicas) -> None:
     there = await replicas.joined()
     await replicas.pass_(there)
-    replicas.settling.fee = 8
+    replicas.settling.fees["arbitrum"] = 8
     replicas.now += EVERY_MS - 1
     await replicas.publisher.publish()
     await there.refresh()
-    assert there.fees(XMR, USDC, "arbitrum").payout == 7
+    assert there.fee("arbitrum") == 7
     replicas.now += 1
     await replicas.publisher.publish()
     await there.refresh()
-    assert there.fees(XMR, USDC, "arbitrum").payout == 8
+    assert there.fee("arbitrum") == 8
 
 
 async def test_old_state_takes_no_orders(replicas: Replicas, database: Tables) -> None:

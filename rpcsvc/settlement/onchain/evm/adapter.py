@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -30,6 +31,7 @@ from rpcsvc.orders.ports.wallets import (
     NetworkNames,
     NetworkState,
     Observation,
+    OrderingWallets,
 )
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.adapter import ChainAdapter, ServedNetwork
@@ -60,6 +62,8 @@ _WEI: Final = 10**18
 _LOOK_MS: Final = 5_000
 # How long an order waits for the answer; a slow node keeps nobody from ordering.
 WAIT_SECONDS: Final = 0.5
+# The start waits no longer for a node: the other networks wait with it. Upkeep asks it again.
+START_SECONDS: Final = 5.0
 KEPT_MS: Final = 60_000
 # Between two scans of a network where no order awaits a deposit and none is under way, and between
 # two rounds of upkeep while no payment is out. A new order ends the longer pause within a second;
@@ -515,7 +519,13 @@ class EvmAdapter(ChainAdapter):
     async def start(self) -> None:
         await self._make_addresses()
         self.open()
-        await self._each(EvmNetworkAdapter.poll)
+
+        async def poll(adapter: EvmNetworkAdapter) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(START_SECONDS):
+                    await adapter.keep_up(EvmNetworkAdapter.poll)
+
+        await asyncio.gather(*map(poll, self.networks.values()))
 
     def open(self) -> None:
         """Open the clients of the nodes. Call it with the event loop running."""
@@ -526,10 +536,13 @@ class EvmAdapter(ChainAdapter):
         """Keep the tokens and the gas of all networks known, until cancelled: for signed payments,
         while another replica settles. Nothing is recorded or sent.
         """
-        while True:
-            await self._each(EvmNetworkAdapter.look)
-            is_troubled = any(adapter.is_troubled for adapter in self.networks.values())
-            await pause((_LOOK_MS if is_troubled else IDLE_MS) / 1000)
+
+        async def look_at(adapter: EvmNetworkAdapter) -> None:
+            while True:
+                await adapter.keep_up(EvmNetworkAdapter.look)
+                await pause((_LOOK_MS if adapter.is_troubled else IDLE_MS) / 1000)
+
+        await asyncio.gather(*map(look_at, self.networks.values()))
 
     @override
     async def close(self) -> None:
@@ -598,9 +611,6 @@ class EvmAdapter(ChainAdapter):
         except Unavailable as reason:
             log.warning("evm_addresses_not_made", left=self._addresses.left, reason=reason.message)
 
-    async def _each(self, work: Callable[[EvmNetworkAdapter], Awaitable[object]]) -> None:
-        await asyncio.gather(*(adapter.keep_up(work) for adapter in self.networks.values()))
-
     @override
     async def conditions(self) -> list[Condition]:
         found = [item for each in self.networks.values() for item in await each.conditions()]
@@ -630,12 +640,12 @@ class EvmAdapter(ChainAdapter):
 class OnchainAuthorizations(AuthorizationWallets):
     """Carries out signed authorizations by the USDC adapter.
 
-    Takes new authorizations only while orders are taken (``require_ready``); carries out recorded
+    Takes new authorizations only while ``wallets`` take orders of the network; carries out recorded
     ones at any time.
     """
 
-    def __init__(self, require_ready: Callable[[], None], usdc: EvmAdapter) -> None:
-        self._require_ready = require_ready
+    def __init__(self, wallets: OrderingWallets, usdc: EvmAdapter) -> None:
+        self._wallets = wallets
         self._usdc = usdc
 
     @override
@@ -652,7 +662,9 @@ class OnchainAuthorizations(AuthorizationWallets):
 
     @override
     async def require_usable(self, record: AuthorizationRecord) -> None:
-        self._require_ready()
+        self._wallets.require_ready()
+        # Also not while its deposits are not seen: the payer's money would wait with the order.
+        self._wallets.fee(record.key.network)
         network = self._usdc.usable(record.key.network)
         with network.connection.watched():
             await network.authorizations.require_usable(record)
