@@ -222,7 +222,7 @@ MUTANTS: Final = (
         "                return payment.payment_id\n        return None",
         "                continue\n        return None",
         behind="what was just signed goes out at once, and later with each payout that is signed"
-        " after it, lowest nonce first; tests/regtest/test_evm_payments.py has it",
+        " after it, lowest nonce first; tests/unit/test_onchain_evm_payments.py has it",
     ),
     Mutant(
         "published-before-recorded",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from rpcsvc.domain.money import LARGEST_INTEGER
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.reservations import Admission
+from rpcsvc.errors import Unavailable
 from rpcsvc.health import faults
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.evm.gas import (
     GasPrice,
     first_price,
@@ -23,9 +27,10 @@ from rpcsvc.settlement.onchain.evm.gas import (
     with_l1_margin,
     with_margin,
 )
-from rpcsvc.settlement.onchain.evm.node import Conditions
-from rpcsvc.settlement.onchain.evm.node_types import FeeData
+from rpcsvc.settlement.onchain.evm.node import Conditions, EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, FeeData, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.records import (
     BlockPoint,
     EvmPayment,
@@ -38,9 +43,12 @@ from rpcsvc.settlement.onchain.evm.records import (
     UnsweptAddress,
 )
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
-from rpcsvc.store.database import StoreConflict
+from rpcsvc.store.database import Commit, StoreConflict
 from rpcsvc.store.orders import OrderStore
+from tests.chain_options import evm_network
 from tests.rows import statement
+from tests.sandbox import ManualClock
+from tests.unit.adapters import transfer
 from tests.unit.evm_payments import GWEI, HOT, NET, attempt, payment
 from tests.unit.orders import NOW
 from tests.unit.reserving import Keeper, numbered
@@ -162,6 +170,55 @@ def test_a_gas_limit_has_a_quarter_to_spare() -> None:
 def test_l1_margin_covers_a_doubling_and_a_quarter_more() -> None:
     assert with_l1_margin(1000) == 2500
     assert with_l1_margin(0) == 0
+
+
+# --- earlier payments ----------------------------------------------------------------------------
+
+
+class Node(EvmClient):
+    """A node that may have the transaction of a payment, and has mined none."""
+
+    def __init__(self, *, has_earlier: bool) -> None:
+        super().__init__(DaemonEndpoint("node", "http://127.0.0.1:1"))
+        self.has_earlier = has_earlier
+
+    async def block(self, _at: Any = Tag.LATEST) -> Block:
+        return Block(9, "0x9", "0x8", 0, None)
+
+    async def receipt(self, _txid: str) -> None:
+        return None
+
+    async def transaction(self, _txid: str) -> Any:
+        return object() if self.has_earlier else None
+
+    async def nonce(self, _address: str, _at: Any = Tag.PENDING) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("has_earlier", [False, True])
+async def test_payout_is_signed_behind_none_that_is_not_out(
+    ledger: EvmPaymentLedger, monkeypatch: pytest.MonkeyPatch, *, has_earlier: bool
+) -> None:
+    """An earlier process signed one: no node may ever get it, and nonces behind it would wait."""
+    connection = EvmConnection(Node(has_earlier=has_earlier), evm_network(NET, 42161, "0xToken"))
+    connection._is_checked = True
+    nothing: Any = None
+    signer: Any = SimpleNamespace(address=HOT)
+    payments = EvmPayments(connection, signer, ledger, ManualClock(), nothing, nothing)
+    await ledger.add_payment(payment("tr_1", 0))
+
+    async def sign(_payments: EvmPayments, *_: object) -> list[EvmPayment]:
+        return [payment("tr_2", 1)]
+
+    async def record(_made: object, commit: Commit | None) -> None:
+        assert commit is not None
+        await commit(())
+
+    monkeypatch.setattr(EvmPayments, "_sign_together", sign)
+    second = replace(transfer(NET), transfer_id="tr_2")
+    with nullcontext() if has_earlier else pytest.raises(Unavailable, match="not on the network"):
+        await payments.prepare(second, (), record, {})
+    assert (await ledger.payment("tr_2") is not None) is has_earlier
 
 
 # --- payments in the database -------------------------------------------------------------------
