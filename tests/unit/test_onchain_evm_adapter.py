@@ -115,24 +115,6 @@ async def test_replica_looks_soon_at_a_node_that_fails_and_else_rarely(
     assert pauses == [5, 20, 5]
 
 
-async def test_start_waits_briefly_for_a_node_that_hangs(
-    adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    polled = list[str]()
-
-    async def poll(network: EvmNetworkAdapter) -> None:
-        await hangs_on_arbitrum(network)
-        polled.append(network.network.name)
-
-    monkeypatch.setattr(EvmNetworkAdapter, "poll", poll)
-    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.START_SECONDS", 0.01)
-    async with asyncio.timeout(5):
-        await adapter.start()
-    await adapter.close()
-    assert polled == ["base"]
-    assert "the upkeep of" not in (Health.of(await adapter.conditions()).detail or "")
-
-
 class Looks:
     """Counts the looks at a network, of which nothing asks the node; the clock is moved by hand."""
 

@@ -9,7 +9,6 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -62,8 +61,6 @@ _WEI: Final = 10**18
 _LOOK_MS: Final = 5_000
 # How long an order waits for the answer; a slow node keeps nobody from ordering.
 WAIT_SECONDS: Final = 0.5
-# The start waits no longer for a node: the other networks wait with it. Upkeep asks it again.
-START_SECONDS: Final = 5.0
 KEPT_MS: Final = 60_000
 # Between two scans of a network where no order awaits a deposit and none is under way, and between
 # two rounds of upkeep while no payment is out. A new order ends the longer pause within a second;
@@ -519,13 +516,9 @@ class EvmAdapter(ChainAdapter):
     async def start(self) -> None:
         await self._make_addresses()
         self.open()
-
-        async def poll(adapter: EvmNetworkAdapter) -> None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(START_SECONDS):
-                    await adapter.keep_up(EvmNetworkAdapter.poll)
-
-        await asyncio.gather(*map(poll, self.networks.values()))
+        # A network's scan begins at its first look. No address is given out before, if it succeeds.
+        polls = [each.keep_up(EvmNetworkAdapter.poll) for each in self.networks.values()]
+        await asyncio.gather(*polls)
 
     def open(self) -> None:
         """Open the clients of the nodes. Call it with the event loop running."""
