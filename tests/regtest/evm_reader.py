@@ -6,7 +6,7 @@ The scanner may be killed, and its node may give wrong answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from tests.recording import record_calls
 from tests.regtest.daemons import mined
 from tests.regtest.token import Token, contract_address
 from tests.sandbox import ManualClock
+from tests.waiting import record_deposits
 
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED
 KEYS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter advice cage above")
@@ -67,8 +68,13 @@ class EvmReader:
     async def reconcile(self) -> States:
         """One pass, committed; the states found."""
         seen = await self.poll()
-        await self.scanner.acknowledge(list(seen.values()))
+        await self.commit(list(seen.values()))
         return {key: item.state for key, item in seen.items()}
+
+    async def commit(self, sightings: Sequence[DepositSighting]) -> None:
+        """Record deposits as their orders would, if they have any, and acknowledge all."""
+        await record_deposits(self.database, sightings)
+        await self.scanner.acknowledge(sightings)
 
     def key(self, txid: str, position: int = 0) -> DepositKey:
         return DepositKey(self.network.name, txid, position)

@@ -92,7 +92,7 @@ async def pays(offer: Offer, units: int = USDC) -> SignedTransaction:
 async def found(reader: EvmReader) -> dict[str, DepositSighting]:
     """One pass, committed; its deposits by transaction."""
     seen = await reader.poll()
-    await reader.scanner.acknowledge(list(seen.values()))
+    await reader.commit(list(seen.values()))
     return {key.txid: item for key, item in seen.items()}
 
 

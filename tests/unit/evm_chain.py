@@ -19,6 +19,7 @@ from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, LogR
 from rpcsvc.settlement.onchain.evm.records import BlockPoint, EvmAddress
 from tests.chain_options import evm_network
 from tests.sandbox import ManualClock
+from tests.waiting import record_deposits
 
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED
 TOKEN, HOT, USER, STRANGER, NOBODY = (
@@ -188,6 +189,7 @@ class Reader:
             assert known is None or replace(known, state=item.state) == item
             self.book[item.key] = item
         if acknowledge:
+            await record_deposits(self.ledger._db, sightings)
             await self.scanner.acknowledge(sightings)
         return {item.key: item.state for item in sightings}
 

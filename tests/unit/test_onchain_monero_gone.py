@@ -181,7 +181,7 @@ async def test_end_by_word_needs_no_list_of_all_that_was_spent(ending: Ending) -
 
 
 async def test_end_by_word_refuses_a_node_behind_the_scan(ending: Ending) -> None:
-    await ending.rig.ledger.acknowledge([], Cursor(101, "h101"), 101)
+    await ending.rig.ledger.acknowledge([], Cursor(101, "h101"), -1)
     with pytest.raises(NotAdopted, match="has read block 101: the node is late"):
         await ending.end_by_word()
 

@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from rpcsvc.domain.events import DepositSeen
+from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.reservations import Admission
+from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.records import (
     CursorMove,
@@ -16,8 +20,11 @@ from rpcsvc.settlement.onchain.evm.records import (
     EvmWallet,
 )
 from rpcsvc.store.database import StoreConflict, Tables
+from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
-from tests.unit.evm_chain import CONFIRMED, HOT, OURS, STRANGER, USER, digest
+from tests.unit.evm_chain import CONFIRMED, HOT, OURS, SEEN, STRANGER, USER, digest
+from tests.unit.orders import NOW
+from tests.unit.reserving import Keeper, numbered
 
 
 @pytest.fixture
@@ -121,3 +128,30 @@ async def test_blocks_above_a_fork_are_void_and_one_below_is_kept(
     expected = [EvmCursor(9, "new"), EvmCursor(8, "old8"), EvmCursor(5, "old5")]
     assert await ledger.cursors("arbitrum") == expected
     assert await ledger.cursors("ethereum") == [EvmCursor(99, "other")]
+
+
+async def test_acknowledgement_ends_at_a_database_that_fell_back(
+    ledger: EvmDepositLedger, database: Tables
+) -> None:
+    """Deposits that were scanned, or committed to an order, are lacking there."""
+    order = numbered(1, Direction.USDC_TO_XMR)
+    order = replace(order, terms=replace(order.terms, deposit_address=OURS[0].address))
+    key, network = deposit().key, order.terms.deposit_network
+    assert network == key.network
+    keeper = Keeper(OrderStore(database, lambda: "key"))
+    await keeper.open(order, Admission("a"))
+    await ledger.begin(network, [EvmCursor(8, "old")])
+    await ledger.put_deposits([deposit()])
+    moved = CursorMove(network, EvmCursor(9, "new"), fork=8, keep=6)
+    with pytest.raises(Unavailable):
+        await ledger.acknowledge([(deposit("b").key, SEEN)], moved)
+    with pytest.raises(Unavailable):
+        await ledger.acknowledge([(key, SEEN)], moved)
+    with pytest.raises(Unavailable):
+        await ledger.acknowledge([], replace(moved, fork=7))
+    await keeper.apply("ord_1", DepositSeen(key, 5, USER, NOW))
+    with pytest.raises(Unavailable):
+        await ledger.acknowledge([(key, CONFIRMED)], moved)
+    assert await ledger.newest_cursor(network) == EvmCursor(8, "old")
+    await ledger.acknowledge([(key, SEEN)], moved)
+    assert await ledger.newest_cursor(network) == moved.to

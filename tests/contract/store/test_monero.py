@@ -10,6 +10,7 @@ from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.domain.reservations import Admission
 from rpcsvc.domain.withdrawals import Withdrawal
+from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.records import (
     Cursor,
@@ -135,6 +136,29 @@ async def test_cursor_follows_acknowledgement_and_drops_stale_blocks(
     found = await ledger.deposit("a", 1)
     assert found is not None
     assert found.acknowledged is DepositState.REMOVED
+
+
+async def test_acknowledgement_ends_at_a_database_that_fell_back(
+    ledger: MoneroLedger, database: Tables
+) -> None:
+    """Deposits that were scanned, or committed to an order, are lacking there."""
+    order, moved = numbered(1), Cursor(6, "h6")
+    keeper = Keeper(OrderStore(database, lambda: "key"))
+    await keeper.open(order, Admission("a"))
+    await ledger.add_addresses([Subaddress(SubaddressIndex(0, 1), order.terms.deposit_address)])
+    await ledger.put_deposits([deposit("a")])
+    with pytest.raises(Unavailable):
+        await ledger.acknowledge([("b", 1, DepositState.SEEN)], moved, -1)
+    with pytest.raises(Unavailable):
+        await ledger.acknowledge([("a", 1, DepositState.SEEN)], moved, -1)
+    with pytest.raises(Unavailable):
+        await ledger.acknowledge([], moved, 5)
+    await keeper.apply("ord_1", DepositSeen(DepositKey("monero", "a", 1), XMR, None, NOW))
+    with pytest.raises(Unavailable):
+        await ledger.acknowledge([("a", 1, DepositState.CONFIRMED)], moved, -1)
+    assert await ledger.cursors() == []
+    await ledger.acknowledge([("a", 1, DepositState.SEEN)], moved, -1)
+    assert await ledger.cursors() == [moved]
 
 
 async def test_one_payment_is_unpublished_at_a_time(ledger: MoneroLedger) -> None:

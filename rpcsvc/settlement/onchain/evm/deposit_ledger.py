@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from rpcsvc.domain.order import DepositKey, DepositState
+from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.records import (
     CursorMove,
     EvmAddress,
@@ -16,7 +17,17 @@ from rpcsvc.settlement.onchain.evm.records import (
 )
 from rpcsvc.settlement.onchain.journal.files import EVM_ADDRESSES, AddressesEntry
 from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
-from rpcsvc.store.database import Row, Statement, Tables, from_row, insert, to_row, update, upsert
+from rpcsvc.store.database import (
+    Row,
+    StaleWrite,
+    Statement,
+    Tables,
+    from_row,
+    insert,
+    to_row,
+    update,
+    upsert,
+)
 
 _ADD_WALLET: Final = (
     "INSERT INTO evm_wallet (id, hot_address, reserved_to) VALUES (1, :hot_address, 0)"
@@ -46,6 +57,27 @@ _ACKNOWLEDGE: Final = update(
     ("acknowledged",),
     "network = :network AND txid = :txid AND position = :position",
 )
+# These abort the transaction where the database was replaced since the scan by an older copy.
+_HAS_DEPOSIT: Final = (
+    "SELECT 1 FROM evm_deposits e"
+    " WHERE e.network = :network AND e.txid = :txid AND e.position = :position"
+)
+_IS_OF_NO_ORDER: Final = (
+    "NOT EXISTS (SELECT 1 FROM evm_addresses a JOIN orders o"
+    " ON o.deposit_address_ends = a.address_ends AND o.deposit_address = a.address"
+    " WHERE a.address_index = e.address_index AND o.deposit_network = e.network)"
+)
+_OF_ITS_ORDER: Final = (
+    "SELECT 1 FROM deposits d"
+    " WHERE d.network = e.network AND d.txid = e.txid AND d.output_index = e.position"
+)
+_IS_RECORDED: Final = {
+    DepositState.SEEN: f"{_HAS_DEPOSIT} AND (EXISTS ({_OF_ITS_ORDER}) OR {_IS_OF_NO_ORDER})",
+    DepositState.CONFIRMED: f"{_HAS_DEPOSIT}"
+    f" AND (EXISTS ({_OF_ITS_ORDER} AND d.state <> 'seen') OR {_IS_OF_NO_ORDER})",
+    DepositState.REMOVED: _HAS_DEPOSIT,
+}
+_HAS_CURSOR: Final = "SELECT 1 FROM evm_cursor WHERE network = :network AND number = :fork"
 _PUT_CURSOR: Final = upsert("evm_cursor", ("network", "number", "hash"), ("network", "number"))
 # Keeps the cursor that its transaction inserts, in either order of the statements.
 _VOID_CURSORS: Final = (
@@ -207,23 +239,34 @@ class EvmDepositLedger:
         states: Sequence[tuple[DepositKey, DepositState]],
         move: CursorMove | None,
     ) -> None:
-        """Record the states that are committed, and move the cursor, in one transaction."""
-        statements = [
-            Statement(_ACKNOWLEDGE, {"acknowledged": state.value, **_key_values(key)})
-            for key, state in states
-        ]
+        """Record the states that are committed, and move the cursor, in one transaction.
+
+        Raises errors.Unavailable where the database lacks what was scanned, or an order's deposit:
+        it fell back meanwhile, and the next scan shows them again.
+        """
+        statements = []
+        for key, state in states:
+            statements += [
+                Statement(_IS_RECORDED[state], _key_values(key), finds=True),
+                Statement(_ACKNOWLEDGE, {"acknowledged": state.value, **_key_values(key)}),
+            ]
         if move is not None:
             moved = {
                 "network": move.network, "fork": move.fork, "to": move.to.number,
                 "keep": move.keep,
             }  # fmt: skip
             statements += [
+                Statement(_HAS_CURSOR, {"network": move.network, "fork": move.fork}, finds=True),
                 Statement(_VOID_CURSORS, moved),
                 _put_cursor(move.network, move.to),
                 Statement(_FORGET_CURSORS, moved),
             ]
-        if statements:
+        if not statements:
+            return
+        try:
             await self._db.write(statements)
+        except StaleWrite:
+            raise Unavailable("The database lacks what was scanned: it is scanned again.") from None
 
     # --- payments that a node is about to mine ---------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from rpcsvc.domain.order import DepositState
+from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.journal.files import AddressesEntry, JournalEntry, VoidEntry
 from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
 from rpcsvc.settlement.onchain.monero.records import (
@@ -24,7 +25,17 @@ from rpcsvc.settlement.onchain.monero.records import (
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
 from rpcsvc.settlement.onchain.pause import PauseRow
-from rpcsvc.store.database import Row, Rows, Statement, Tables, from_row, insert, to_row, update
+from rpcsvc.store.database import (
+    Row,
+    Rows,
+    StaleWrite,
+    Statement,
+    Tables,
+    from_row,
+    insert,
+    to_row,
+    update,
+)
 
 _KEPT_CURSORS: Final = 1000
 
@@ -52,6 +63,24 @@ _PUT_DEPOSIT: Final = (
 _ACKNOWLEDGE: Final = update(
     "monero_deposits", ("acknowledged",), "txid = :txid AND minor = :minor"
 )
+# These abort the transaction where the database was replaced since the scan by an older copy.
+_HAS_DEPOSIT: Final = "SELECT 1 FROM monero_deposits m WHERE m.txid = :txid AND m.minor = :minor"
+_IS_OF_NO_ORDER: Final = (
+    "NOT EXISTS (SELECT 1 FROM monero_addresses a JOIN orders o"
+    " ON o.deposit_address_ends = a.address_ends AND o.deposit_address = a.address"
+    " WHERE a.minor = m.minor AND o.deposit_network = 'monero')"
+)
+_OF_ITS_ORDER: Final = (
+    "SELECT 1 FROM deposits d"
+    " WHERE d.network = 'monero' AND d.txid = m.txid AND d.output_index = m.minor"
+)
+_IS_RECORDED: Final = {
+    DepositState.SEEN: f"{_HAS_DEPOSIT} AND (EXISTS ({_OF_ITS_ORDER}) OR {_IS_OF_NO_ORDER})",
+    DepositState.CONFIRMED: f"{_HAS_DEPOSIT}"
+    f" AND (EXISTS ({_OF_ITS_ORDER} AND d.state <> 'seen') OR {_IS_OF_NO_ORDER})",
+    DepositState.REMOVED: _HAS_DEPOSIT,
+}
+_HAS_CURSOR: Final = "SELECT 1 FROM monero_cursor WHERE height = :fork"
 # The order layer takes few deposits of one order at a time, and none that it can't record.
 _ON_NO_ORDER: Final = (
     "SELECT coalesce(sum(m.units), 0) AS units FROM monero_deposits m"
@@ -275,19 +304,31 @@ class MoneroLedger:
     ) -> None:
         """Record acknowledged states by (txid, minor) and move the cursor; blocks above ``fork``
         are void.
+
+        Raises errors.Unavailable where the database lacks what was scanned, or an order's deposit:
+        it fell back meanwhile, and the next scan shows them again.
         """
-        statements = [
-            Statement(_ACKNOWLEDGE, {"acknowledged": state.value, "txid": txid, "minor": minor})
-            for txid, minor, state in states
-        ]
+        statements = []
+        for txid, minor, state in states:
+            key = {"txid": txid, "minor": minor}
+            statements += [
+                Statement(_IS_RECORDED[state], key, finds=True),
+                Statement(_ACKNOWLEDGE, {"acknowledged": state.value, **key}),
+            ]
         if cursor is not None:
+            if fork >= 0:
+                statements.append(Statement(_HAS_CURSOR, {"fork": fork}, finds=True))
             oldest = cursor.height - _KEPT_CURSORS
             statements += [
                 Statement(_VOID_CURSORS, {"fork": fork, "oldest": oldest}),
                 Statement(_PUT_CURSOR, to_row(cursor)),
             ]
-        if statements:
+        if not statements:
+            return
+        try:
             await self._db.write(statements)
+        except StaleWrite:
+            raise Unavailable("The database lacks what was scanned: it is scanned again.") from None
 
     # --- payments ------------------------------------------------------------------------------
 
