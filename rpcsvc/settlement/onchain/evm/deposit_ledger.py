@@ -68,13 +68,14 @@ _IS_OF_NO_ORDER: Final = (
     " WHERE a.address_index = e.address_index AND o.deposit_network = e.network)"
 )
 _OF_ITS_ORDER: Final = (
-    "SELECT 1 FROM deposits d"
+    "FROM deposits d"
     " WHERE d.network = e.network AND d.txid = e.txid AND d.output_index = e.position"
 )
 _IS_RECORDED: Final = {
-    DepositState.SEEN: f"{_HAS_DEPOSIT} AND (EXISTS ({_OF_ITS_ORDER}) OR {_IS_OF_NO_ORDER})",
-    DepositState.CONFIRMED: f"{_HAS_DEPOSIT}"
-    f" AND (EXISTS ({_OF_ITS_ORDER} AND d.state <> 'seen') OR {_IS_OF_NO_ORDER})",
+    DepositState.SEEN: f"{_HAS_DEPOSIT} AND"
+    f" (EXISTS (SELECT 1 {_OF_ITS_ORDER}) OR {_IS_OF_NO_ORDER})",
+    DepositState.CONFIRMED: f"{_HAS_DEPOSIT} AND"
+    f" (EXISTS (SELECT 1 {_OF_ITS_ORDER} AND d.state <> 'seen') OR {_IS_OF_NO_ORDER})",
     DepositState.REMOVED: _HAS_DEPOSIT,
 }
 _HAS_CURSOR: Final = "SELECT 1 FROM evm_cursor WHERE network = :network AND number = :fork"

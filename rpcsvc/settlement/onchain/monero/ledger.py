@@ -71,13 +71,13 @@ _IS_OF_NO_ORDER: Final = (
     " WHERE a.minor = m.minor AND o.deposit_network = 'monero')"
 )
 _OF_ITS_ORDER: Final = (
-    "SELECT 1 FROM deposits d"
-    " WHERE d.network = 'monero' AND d.txid = m.txid AND d.output_index = m.minor"
+    "FROM deposits d WHERE d.network = 'monero' AND d.txid = m.txid AND d.output_index = m.minor"
 )
 _IS_RECORDED: Final = {
-    DepositState.SEEN: f"{_HAS_DEPOSIT} AND (EXISTS ({_OF_ITS_ORDER}) OR {_IS_OF_NO_ORDER})",
-    DepositState.CONFIRMED: f"{_HAS_DEPOSIT}"
-    f" AND (EXISTS ({_OF_ITS_ORDER} AND d.state <> 'seen') OR {_IS_OF_NO_ORDER})",
+    DepositState.SEEN: f"{_HAS_DEPOSIT} AND"
+    f" (EXISTS (SELECT 1 {_OF_ITS_ORDER}) OR {_IS_OF_NO_ORDER})",
+    DepositState.CONFIRMED: f"{_HAS_DEPOSIT} AND"
+    f" (EXISTS (SELECT 1 {_OF_ITS_ORDER} AND d.state <> 'seen') OR {_IS_OF_NO_ORDER})",
     DepositState.REMOVED: _HAS_DEPOSIT,
 }
 _HAS_CURSOR: Final = "SELECT 1 FROM monero_cursor WHERE height = :fork"
