@@ -32,7 +32,7 @@ from tests.chain_options import evm_network, monero_options
 
 FEW: Final = 6_000
 MANY: Final = 18_000
-MORE_BYTES: Final = 4 * 1024 * 1024
+MORE_BYTES: Final = 8 * 1024 * 1024
 
 # --- orders 1 to ``count`` -------------------------------------------------------------------
 #
